@@ -1,0 +1,200 @@
+//! The one HTTP client of Semel, used by the gateway, the webhook sink and the saga's participants.
+//!
+//! # Guarantees
+//! - Every call ends by its deadline, with at most [`Limits::response_bytes_max`] bytes of answer held in memory.
+//! - An error says what is known: [`ClientErrorKind::NotSent`] only when no byte of the request can have reached
+//!   the peer; everything later is [`ClientErrorKind::Unknown`].
+//! - Nothing is repeated and no redirect is followed: those decisions belong to the caller's protocol.
+//!
+//! # Cancel safety
+//! Dropping the future closes the connection; the peer may or may not have acted, as after a time-out.
+//!
+//! ```
+//! use semel_client::{HttpClient, Limits};
+//! # async fn f() -> Result<(), semel_client::ClientError> {
+//! let client = HttpClient::new(Limits::default());
+//! let request = http::Request::post("http://127.0.0.1:8080/charge")
+//!     .header("idempotency-key", "order-7")
+//!     .body(bytes::Bytes::from_static(b"{}"))
+//!     .expect("a valid request");
+//! let answer = client.send(request, std::time::Duration::from_secs(5)).await?;
+//! assert!(answer.status().is_success());
+//! # Ok(()) }
+//! ```
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+/// Bounds of one client.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Bytes of an answer's body at most; a longer one is an error. Default 1 MiB.
+    pub response_bytes_max: usize,
+    /// How long connecting may take. Default 3 s.
+    pub connect_timeout: Duration,
+    /// Idle connections kept per host. Default 32.
+    pub idle_per_host_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            response_bytes_max: 1 << 20,
+            connect_timeout: Duration::from_secs(3),
+            idle_per_host_max: 32,
+        }
+    }
+}
+
+/// What is known after a failed call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientErrorKind {
+    /// No connection could be made: it is certain that the peer saw nothing of this request.
+    NotSent,
+    /// Bytes may have left: the peer may have acted.
+    Unknown,
+    /// The peer answered, with more than [`Limits::response_bytes_max`] bytes.
+    ResponseTooLarge,
+}
+
+/// Why a call brought no answer.
+#[derive(Debug, thiserror::Error)]
+#[error("{kind_text} {target}: {detail}", kind_text = kind_text(*.kind))]
+pub struct ClientError {
+    kind: ClientErrorKind,
+    target: String,
+    detail: String,
+}
+
+const fn kind_text(kind: ClientErrorKind) -> &'static str {
+    match kind {
+        ClientErrorKind::NotSent => "could not reach",
+        ClientErrorKind::Unknown => "no whole answer from",
+        ClientErrorKind::ResponseTooLarge => "too long an answer from",
+    }
+}
+
+impl ClientError {
+    /// What is known about the request.
+    #[must_use]
+    pub const fn kind(&self) -> ClientErrorKind {
+        self.kind
+    }
+}
+
+#[cfg(feature = "tls")]
+type Connector = hyper_rustls::HttpsConnector<HttpConnector>;
+#[cfg(not(feature = "tls"))]
+type Connector = HttpConnector;
+
+/// A pooled client for HTTP/1.1 and, over TLS, HTTP/2. Cheap to clone.
+#[derive(Clone)]
+pub struct HttpClient {
+    inner: Client<Connector, Full<Bytes>>,
+    limits: Limits,
+}
+
+impl std::fmt::Debug for HttpClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HttpClient")
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}
+
+impl HttpClient {
+    /// A client with these limits. Opens no connection yet.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        let mut http = HttpConnector::new();
+        http.set_connect_timeout(Some(limits.connect_timeout));
+        http.set_nodelay(true);
+        #[cfg(feature = "tls")]
+        let connector = {
+            http.enforce_http(false);
+            hyper_rustls::HttpsConnectorBuilder::new()
+                .with_webpki_roots()
+                .https_or_http()
+                .enable_all_versions()
+                .wrap_connector(http)
+        };
+        #[cfg(not(feature = "tls"))]
+        let connector = http;
+        let inner = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_max_idle_per_host(limits.idle_per_host_max)
+            .retry_canceled_requests(false)
+            .build(connector);
+        Self { inner, limits }
+    }
+
+    /// Sends one request, once, and reads the whole answer, all within `deadline`.
+    ///
+    /// # Errors
+    /// See [`ClientErrorKind`]. A status is never an error here.
+    pub async fn send(
+        &self,
+        request: Request<Bytes>,
+        deadline: Duration,
+    ) -> Result<Response<Bytes>, ClientError> {
+        let target = request.uri().to_string();
+        let fail = |kind, detail: String| ClientError {
+            kind,
+            target: target.clone(),
+            detail,
+        };
+        let call = async {
+            let answer = self.inner.request(request.map(Full::new)).await.map_err(|e| {
+                let kind = if e.is_connect() {
+                    ClientErrorKind::NotSent
+                } else {
+                    ClientErrorKind::Unknown
+                };
+                fail(kind, chain(&e))
+            })?;
+            let (parts, mut body) = answer.into_parts();
+            let mut bytes = BytesMut::new();
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|e| fail(ClientErrorKind::Unknown, chain(&e)))?;
+                if let Ok(data) = frame.into_data() {
+                    if bytes.len() + data.len() > self.limits.response_bytes_max {
+                        return Err(fail(
+                            ClientErrorKind::ResponseTooLarge,
+                            format!(
+                                "more than response_bytes_max = {}",
+                                self.limits.response_bytes_max
+                            ),
+                        ));
+                    }
+                    bytes.extend_from_slice(&data);
+                }
+            }
+            Ok(Response::from_parts(parts, bytes.freeze()))
+        };
+        match tokio::time::timeout(deadline, call).await {
+            Ok(result) => result,
+            Err(_) => Err(fail(
+                ClientErrorKind::Unknown,
+                format!("nothing within {} ms", deadline.as_millis()),
+            )),
+        }
+    }
+}
+
+/// An error and its sources on one line; hyper's own message leaves the cause out.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        source = inner.source();
+    }
+    text
+}

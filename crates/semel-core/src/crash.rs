@@ -1,0 +1,66 @@
+//! Crash points: named places at which a test makes the process abort, as `kill -9` would.
+//!
+//! A process built with the feature `crash-points` reads `SEMEL_CRASH_POINT=name` or `name:n` once and aborts the
+//! n-th time it passes that point. Without the feature every point is empty code.
+
+/// Every crash point there is. Crash tests walk this list; a point that is not on it does not compile
+/// into a test, so add it here first.
+pub const CRASH_POINTS: &[&str] = &[
+    "key.claimed",
+    "key.before_complete",
+    "key.completed",
+    "relay.batch_opened",
+    "relay.sent",
+    "relay.before_cursor",
+    "relay.cursor_saved",
+    "relay.batch_finished",
+    "inbox.marked",
+    "inbox.before_commit",
+    "inbox.committed",
+    "saga.accepted",
+    "saga.started",
+    "saga.answered",
+    "saga.turned",
+    "saga.compensation_answered",
+    "saga.finished",
+    "barrier.marked",
+    "barrier.before_commit",
+];
+
+/// Passes a named point.
+#[inline]
+pub fn crash_point(name: &'static str) {
+    #[cfg(feature = "crash-points")]
+    armed::pass(name);
+    #[cfg(not(feature = "crash-points"))]
+    let _ = name;
+}
+
+#[cfg(feature = "crash-points")]
+mod armed {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    static ARMED: OnceLock<Option<(String, AtomicU32)>> = OnceLock::new();
+
+    pub(super) fn pass(name: &'static str) {
+        debug_assert!(
+            super::CRASH_POINTS.contains(&name),
+            "{name} is not in CRASH_POINTS"
+        );
+        let armed = ARMED.get_or_init(|| {
+            let text = std::env::var("SEMEL_CRASH_POINT").ok()?;
+            let (name, count) = match text.split_once(':') {
+                Some((name, count)) => (name.to_owned(), count.parse().unwrap_or(1)),
+                None => (text, 1),
+            };
+            Some((name, AtomicU32::new(count)))
+        });
+        if let Some((wanted, left)) = armed
+            && wanted == name
+            && left.fetch_sub(1, Ordering::SeqCst) == 1
+        {
+            std::process::abort();
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Errors of stores and brokers: what happened, and what a caller may do next.
+
+use std::borrow::Cow;
+
+use crate::limits::LimitExceeded;
+use crate::retry::Retry;
+
+/// Why a store or broker gave no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A larger token, epoch or version is current; nothing was changed. Page: SEM0103.
+    LeaseLost,
+    /// A limit was hit; the message names it and what to do. Page: SEM0107.
+    LimitExceeded,
+    /// The store refused what was written, such as a constraint of the user's own table. Page: SEM0108.
+    Constraint,
+    /// It is certain that nothing was committed; the same call may work later. Page: SEM0104.
+    NotApplied,
+    /// The commit left and the reply did not come: it may be durable. Page: SEM0105.
+    ReplyLost,
+    /// The store cannot be reached, so nothing was done. Page: SEM0104.
+    Unavailable,
+    /// The schema is missing, older than this build needs, or newer than it knows. Page: SEM0201.
+    Schema,
+    /// The store is not the one the cursor was made on (restore, fail-over, upgrade). Page: SEM0202.
+    IdentityChanged,
+    /// What was stored cannot be read by this build. Page: SEM0203.
+    Corrupt,
+    /// The configuration or the call is wrong; the message says how to mend it. Page: SEM0301.
+    Invalid,
+}
+
+impl ErrorKind {
+    /// What a caller may do next.
+    #[must_use]
+    pub const fn retry(self) -> Retry {
+        match self {
+            Self::LeaseLost
+            | Self::LimitExceeded
+            | Self::Constraint
+            | Self::Schema
+            | Self::IdentityChanged
+            | Self::Corrupt
+            | Self::Invalid => Retry::Never,
+            Self::NotApplied | Self::Unavailable => Retry::Later,
+            Self::ReplyLost => Retry::OutcomeUnknown,
+        }
+    }
+
+    /// The page under `docs/errors/` that explains it.
+    #[must_use]
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::LeaseLost => "SEM0103",
+            Self::NotApplied | Self::Unavailable => "SEM0104",
+            Self::ReplyLost => "SEM0105",
+            Self::LimitExceeded => "SEM0107",
+            Self::Constraint => "SEM0108",
+            Self::Schema => "SEM0201",
+            Self::IdentityChanged => "SEM0202",
+            Self::Corrupt => "SEM0203",
+            Self::Invalid => "SEM0301",
+        }
+    }
+}
+
+/// An operation on a store or broker failed. The source is kept, never repeated in the message.
+#[derive(Debug, thiserror::Error)]
+#[error("{code}: {operation}: {message}", code = .kind.code())]
+pub struct StoreError {
+    kind: ErrorKind,
+    operation: &'static str,
+    message: Cow<'static, str>,
+    #[source]
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl StoreError {
+    /// An error of this kind in `operation`, such as `claim`.
+    #[must_use]
+    pub fn new(kind: ErrorKind, operation: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            kind,
+            operation,
+            message: message.into(),
+            source: None,
+        }
+    }
+
+    /// The same error with its cause.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// What happened.
+    #[must_use]
+    pub const fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// What a caller may do next.
+    #[must_use]
+    pub const fn retry(&self) -> Retry {
+        self.kind.retry()
+    }
+}
+
+impl From<LimitExceeded> for StoreError {
+    fn from(limit: LimitExceeded) -> Self {
+        Self::new(ErrorKind::LimitExceeded, "check", limit.to_string())
+    }
+}
+
+/// An error and all its sources on one line, for logs.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        source = inner.source();
+    }
+    text
+}

@@ -1,0 +1,249 @@
+//! Events: what an outbox holds and a relay publishes. CloudEvents 1.0 with byte-exact data.
+
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use crate::limits::{self, LimitExceeded};
+
+/// Slots an ordering key can fall into; shards are ranges of slots (rule O12).
+pub const SLOTS: u16 = 4_096;
+
+/// One event, as written into the outbox in the business transaction.
+///
+/// Build it with [`Event::new`] and the `with_` methods, then [`Event::check`] (every `enqueue` does).
+///
+/// ```
+/// use semel_core::Event;
+/// let event = Event::new(uuid::Uuid::from_u128(7), "orders", "order.placed")
+///     .with_key("order-7")
+///     .with_data("application/json", r#"{"total":42}"#);
+/// event.check()?;
+/// # Ok::<(), semel_core::limits::LimitExceeded>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Unique id, the same on every delivery. CloudEvents `id`.
+    pub id: Uuid,
+    /// The stream: events with one sink and one cursor. Default `default`.
+    pub stream: String,
+    /// Where it goes: a Kafka topic, or the last part of a webhook's URL.
+    pub topic: String,
+    /// CloudEvents `type`.
+    pub kind: String,
+    /// CloudEvents `source`. Default `/semel`.
+    pub source: String,
+    /// Events of one key are delivered in order; without a key there is none.
+    pub key: Option<Bytes>,
+    /// The data's media type.
+    pub content_type: Option<String>,
+    /// Headers in order; names may repeat, values are bytes.
+    pub headers: Vec<(String, Bytes)>,
+    /// The data, byte for byte; `None` is a tombstone.
+    pub data: Option<Bytes>,
+    /// W3C trace context.
+    pub traceparent: Option<String>,
+}
+
+impl Event {
+    /// An event without key and data in the stream `default`.
+    #[must_use]
+    pub fn new(id: Uuid, topic: impl Into<String>, kind: impl Into<String>) -> Self {
+        Self {
+            id,
+            stream: "default".to_owned(),
+            topic: topic.into(),
+            kind: kind.into(),
+            source: "/semel".to_owned(),
+            key: None,
+            content_type: None,
+            headers: Vec::new(),
+            data: None,
+            traceparent: None,
+        }
+    }
+
+    /// Sets the ordering key.
+    #[must_use]
+    pub fn with_key(mut self, key: impl Into<Bytes>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// Sets the data and its media type.
+    #[must_use]
+    pub fn with_data(mut self, content_type: impl Into<String>, data: impl Into<Bytes>) -> Self {
+        self.content_type = Some(content_type.into());
+        self.data = Some(data.into());
+        self
+    }
+
+    /// Sets the stream.
+    #[must_use]
+    pub fn with_stream(mut self, stream: impl Into<String>) -> Self {
+        self.stream = stream.into();
+        self
+    }
+
+    /// Adds a header.
+    #[must_use]
+    pub fn with_header(mut self, name: impl Into<String>, value: impl Into<Bytes>) -> Self {
+        self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    /// The slot of this event: from its key, or from its id where it has none.
+    #[must_use]
+    pub fn slot(&self) -> u16 {
+        slot(self.key.as_deref().unwrap_or(self.id.as_bytes()))
+    }
+
+    /// Refuses what could never be sent.
+    ///
+    /// # Errors
+    /// Data, names or headers beyond the limits in [`limits`]; names with bytes that brokers refuse.
+    pub fn check(&self) -> Result<(), LimitExceeded> {
+        let size = |what, actual: usize, min, max, help| {
+            limits::check(what, "bytes", actual as u64, min, max as u64, help)
+        };
+        size(
+            "topic",
+            self.topic.len(),
+            1,
+            limits::TOPIC_BYTES_MAX,
+            "use a shorter topic name",
+        )?;
+        size(
+            "stream",
+            self.stream.len(),
+            1,
+            limits::TOPIC_BYTES_MAX,
+            "use a shorter stream name",
+        )?;
+        size(
+            "event type",
+            self.kind.len(),
+            1,
+            limits::KEY_ID_BYTES_MAX,
+            "use a shorter event type",
+        )?;
+        size(
+            "event source",
+            self.source.len(),
+            1,
+            limits::KEY_ID_BYTES_MAX,
+            "use a shorter source",
+        )?;
+        let key = self.key.as_ref().map_or(1, Bytes::len);
+        size(
+            "ordering key",
+            key,
+            1,
+            limits::ORDERING_KEY_BYTES_MAX,
+            "hash the key, or leave it out",
+        )?;
+        let data = self.data.as_ref().map_or(0, Bytes::len);
+        size(
+            "event data",
+            data,
+            0,
+            limits::EVENT_DATA_BYTES_MAX,
+            "store the payload elsewhere and send a reference",
+        )?;
+        let bad = self
+            .topic
+            .bytes()
+            .filter(|b| !(b.is_ascii_alphanumeric() || b"._-".contains(b)))
+            .count();
+        limits::check(
+            "topic",
+            "characters outside a-z A-Z 0-9 . _ -",
+            bad as u64,
+            0,
+            0,
+            "rename the topic",
+        )?;
+        let count = self.headers.len() as u64;
+        limits::check(
+            "headers",
+            "items",
+            count,
+            0,
+            limits::EVENT_HEADERS_MAX as u64,
+            "send fewer headers",
+        )?;
+        let bytes = self.headers.iter().map(|(n, v)| n.len() + v.len()).sum::<usize>();
+        size(
+            "headers",
+            bytes,
+            0,
+            limits::EVENT_HEADER_BYTES_MAX,
+            "send smaller headers",
+        )?;
+        for (name, _) in &self.headers {
+            let bad = name
+                .bytes()
+                .filter(|b| !(b.is_ascii_alphanumeric() || b"-_.".contains(b)))
+                .count();
+            let help = "use only a-z A-Z 0-9 - _ . in header names";
+            limits::check(
+                "header name",
+                "bad characters",
+                bad as u64 + u64::from(name.is_empty()),
+                0,
+                0,
+                help,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// The slot of a key: the first two bytes of its SHA-256 modulo [`SLOTS`], the same in SQL.
+#[must_use]
+pub fn slot(key: &[u8]) -> u16 {
+    let hash = Sha256::digest(key);
+    u16::from_be_bytes([hash[0], hash[1]]) % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event() -> Event {
+        Event::new(Uuid::from_u128(1), "orders", "placed")
+            .with_key("k")
+            .with_data("text/plain", "x")
+    }
+
+    #[test]
+    fn what_can_never_be_sent_is_refused_with_the_limit_named() {
+        event().check().unwrap();
+        let too_big = event().with_data("text/plain", vec![0; limits::EVENT_DATA_BYTES_MAX + 1]);
+        assert!(too_big.check().unwrap_err().to_string().contains("event data"));
+        for topic in ["", "a b", "a/b", "\u{e9}", &"t".repeat(250)] {
+            assert!(
+                Event {
+                    topic: topic.to_owned(),
+                    ..event()
+                }
+                .check()
+                .is_err(),
+                "{topic:?}"
+            );
+        }
+        assert!(event().with_header("a\r\nb", "x").check().is_err());
+        assert!(event().with_header("a", vec![0; 20_000]).check().is_err());
+        assert!(event().with_key(vec![0; 2_000]).check().is_err());
+    }
+
+    #[test]
+    fn slot_follows_the_key_alone() {
+        let other = Event {
+            id: Uuid::from_u128(2),
+            ..event()
+        };
+        assert_eq!(event().slot(), other.slot());
+        assert!(event().slot() < SLOTS);
+    }
+}

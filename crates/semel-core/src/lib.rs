@@ -1,0 +1,34 @@
+//! Names, outcomes, errors and the protocols of Semel.
+//!
+//! Everything here is pure: the protocols are state machines that take events and return what to do; the traits say
+//! what a store or broker must carry out; the in-memory [`model`] is the specification that every backend is compared
+//! with. Only [`host`] asks the operating system for anything (time and randomness).
+//!
+//! Begin at [`claim`] (who may run a key), `relay` (how events leave an outbox), `inbox` (how they are taken once) or
+//! `saga` (steps and their compensations).
+
+pub mod claim;
+pub mod crash;
+pub mod error;
+pub mod event;
+pub mod fingerprint;
+pub mod host;
+pub mod key;
+pub mod limits;
+pub mod model;
+pub mod outcome;
+pub mod retry;
+pub mod store;
+
+pub use claim::{
+    Claim, ClaimReply, Completion, Extension, Lease, LeaseReply, Nonce, OwnerLost, Release, Token,
+};
+pub use crash::crash_point;
+pub use error::{ErrorKind, StoreError};
+pub use event::Event;
+pub use fingerprint::Fingerprint;
+pub use host::{Clock, SystemClock, Timestamp};
+pub use key::{Key, Scope};
+pub use outcome::{Outcome, StoredOutcome};
+pub use retry::{Retry, RetryPolicy};
+pub use store::{Capabilities, KeyStore};

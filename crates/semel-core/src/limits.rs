@@ -1,0 +1,71 @@
+//! Every limit of the core by name, and the one error that reports a limit.
+
+/// Bytes of a key's id: 1 to this many.
+pub const KEY_ID_BYTES_MAX: usize = 255;
+/// Bytes of a scope: 1 to this many.
+pub const SCOPE_BYTES_MAX: usize = 255;
+/// Bytes of a stored outcome (a response, a refusal). Raise it per store.
+pub const OUTCOME_BYTES_MAX: usize = 1 << 20;
+/// Milliseconds of a lease: 1 to this many (one day).
+pub const LEASE_MS_MAX: i64 = 86_400_000;
+/// Milliseconds of a retention or tombstone (400 days).
+pub const RETENTION_MS_MAX: i64 = 400 * 86_400_000;
+/// Items in one batch call to a store.
+pub const BATCH_ITEMS_MAX: usize = 1_000;
+/// Bytes of an event's data. Below Kafka's default `message.max.bytes` with room for headers.
+pub const EVENT_DATA_BYTES_MAX: usize = 900_000;
+/// Bytes of a topic or stream name; Kafka allows 249.
+pub const TOPIC_BYTES_MAX: usize = 249;
+/// Bytes of an ordering key.
+pub const ORDERING_KEY_BYTES_MAX: usize = 1_024;
+/// Headers of one event.
+pub const EVENT_HEADERS_MAX: usize = 64;
+/// Bytes of all header names and values of one event.
+pub const EVENT_HEADER_BYTES_MAX: usize = 16_384;
+/// Steps of one saga.
+pub const SAGA_STEPS_MAX: usize = 100;
+/// Bytes of a saga's input, and of one step's output.
+pub const SAGA_PAYLOAD_BYTES_MAX: usize = 1 << 20;
+
+/// A named limit was exceeded. Nothing was done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: {actual} {unit} is outside {min}..={max}; {help}")]
+pub struct LimitExceeded {
+    /// What was too large or too small, such as `key id`.
+    pub what: &'static str,
+    /// The unit: `bytes`, `ms`, `items`.
+    pub unit: &'static str,
+    /// Smallest allowed value.
+    pub min: u64,
+    /// Largest allowed value.
+    pub max: u64,
+    /// What was given.
+    pub actual: u64,
+    /// What to do about it.
+    pub help: &'static str,
+}
+
+/// Checks `actual` against `min..=max`.
+///
+/// # Errors
+/// [`LimitExceeded`], naming the limit and what to do.
+pub const fn check(
+    what: &'static str,
+    unit: &'static str,
+    actual: u64,
+    min: u64,
+    max: u64,
+    help: &'static str,
+) -> Result<(), LimitExceeded> {
+    if actual < min || actual > max {
+        return Err(LimitExceeded {
+            what,
+            unit,
+            min,
+            max,
+            actual,
+            help,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,20 @@
+//! What a backend implements: batch-shaped traits, one per pattern, and what it can do.
+
+mod keys;
+
+pub use keys::KeyStore;
+
+/// What a backend can do. Suites choose their laws by it, `semel check` prints it; no backend pretends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The backend's name, such as `sqlite`.
+    pub name: &'static str,
+    /// Mark and effect can commit in the user's own transaction.
+    pub joins_user_transaction: bool,
+    /// A stale owner's write is refused by token.
+    pub fences: bool,
+    /// Tokens never go back, fail-over included.
+    pub token_survives_failover: bool,
+    /// Several processes on several machines may share it.
+    pub shared_by_machines: bool,
+}

@@ -1,0 +1,2 @@
+//! The binary `semel`.
+fn main() {}
