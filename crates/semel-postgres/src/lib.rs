@@ -1,1 +1,28 @@
-//! semel-postgres
+//! Semel on PostgreSQL 15 and later: shared by any number of processes on any number of machines.
+//!
+//! # Strength
+//! Mark and effect commit in one transaction when the business tables live in the same database: *atomic*.
+//!
+//! # Guarantees
+//! Every connection sets `synchronous_commit = on` for itself, whatever the database's default (rule K7). Leases and
+//! deadlines use the server's clock. Everything lives in the schema `semel`; no superuser, no extension.
+//!
+//! ```no_run
+//! # async fn f() -> Result<(), semel_core::StoreError> {
+//! use semel_postgres::{Config, Postgres};
+//! let db = Postgres::connect(Config::new("postgres://app@127.0.0.1/shop")).await?;
+//! db.migrate().await?;
+//! # Ok(()) }
+//! ```
+
+mod config;
+mod db;
+mod error;
+mod migrate;
+mod store;
+pub mod tx;
+
+pub use config::Config;
+pub use db::Postgres;
+pub use error::{classify, commit_failed};
+pub use migrate::{SCHEMA_VERSION, script};

@@ -1,1 +1,11 @@
-//! semel-testkit
+//! Conformance suites, a launcher of real servers, crash points and a fault proxy; for Semel's own tests and for
+//! yours.
+//!
+//! This crate may unwrap: its panics are failed tests.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a panic here is a failed test"
+)]
+
+pub mod servers;

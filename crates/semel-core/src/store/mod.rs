@@ -1,8 +1,10 @@
 //! What a backend implements: batch-shaped traits, one per pattern, and what it can do.
 
 mod keys;
+mod sink;
 
 pub use keys::KeyStore;
+pub use sink::{OutboxRow, SINK_ERROR_BYTES_MAX, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder};
 
 /// What a backend can do. Suites choose their laws by it, `semel check` prints it; no backend pretends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

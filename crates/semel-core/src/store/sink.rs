@@ -1,0 +1,117 @@
+//! Where events go: the sink trait, and the classes of its errors.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::event::Event;
+use crate::host::Timestamp;
+use crate::limits::LimitExceeded;
+
+/// One event as read from an outbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutboxRow {
+    /// The row's number in its outbox: grows within a key.
+    pub row: i64,
+    /// When it was written, by the store's clock. CloudEvents `time`.
+    pub created_at: Timestamp,
+    /// The event.
+    pub event: Event,
+}
+
+/// How a sink keeps the order of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SinkOrder {
+    /// Sends are independent: the relay keeps at most one row of a key in flight, and this many rows in all.
+    OnePerKey {
+        /// Rows in flight at most.
+        in_flight_max: usize,
+    },
+    /// Rows handed over in order arrive in order, and after a failure nothing handed over later arrives before it is
+    /// settled: the relay hands over whole pages.
+    Pipelined {
+        /// Rows in flight at most.
+        in_flight_max: usize,
+    },
+}
+
+/// Why a row was not acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SinkErrorClass {
+    /// The broker cannot be reached, is overloaded or did not answer: the row may have arrived. The shard pauses, no
+    /// attempt is spent; the row goes out again with the same id.
+    Away,
+    /// The destination is missing or forbidden: the stream pauses with this as its reason, no attempt is spent.
+    Destination,
+    /// This row is refused: an attempt is spent, then the stream's poison policy decides.
+    Message,
+    /// It never left this process because an earlier row failed. No attempt is spent.
+    NotSent,
+}
+
+/// A row was not acknowledged.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{message}")]
+pub struct SinkError {
+    /// What kind of trouble.
+    pub class: SinkErrorClass,
+    /// What the broker said; at most [`SINK_ERROR_BYTES_MAX`] bytes.
+    pub message: String,
+    /// How long the receiver asked to wait.
+    pub retry_after: Option<Duration>,
+}
+
+/// Bytes of a sink's error text; the rest is cut.
+pub const SINK_ERROR_BYTES_MAX: usize = 1_024;
+
+impl SinkError {
+    /// An error of this class. Control characters are replaced and the text is cut at [`SINK_ERROR_BYTES_MAX`].
+    #[must_use]
+    pub fn new(class: SinkErrorClass, message: impl Into<String>) -> Self {
+        let mut text: String = message
+            .into()
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect();
+        let mut end = text.len().min(SINK_ERROR_BYTES_MAX);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+        Self {
+            class,
+            message: text,
+            retry_after: None,
+        }
+    }
+}
+
+/// A future that a sink hands back.
+pub type SinkFuture = Pin<Box<dyn Future<Output = Vec<Result<(), SinkError>>> + Send>>;
+
+/// Publishes events. At least once, with the same id every time.
+#[async_trait]
+pub trait Sink: Send + Sync + 'static {
+    /// A short name for logs and metrics, such as `webhook`.
+    fn name(&self) -> &'static str;
+
+    /// How this sink keeps the order of a key.
+    fn order(&self) -> SinkOrder;
+
+    /// Refuses what this sink can never send.
+    ///
+    /// # Errors
+    /// The limit that is exceeded.
+    fn check(&self, event: &Event) -> Result<(), LimitExceeded>;
+
+    /// Hands rows over in order, before it returns; the future then resolves to one result per row, in order, within
+    /// `deadline`. `Ok` only when the receiver has the row durably. Results may come for rows whose future was
+    /// dropped; they are then sent again.
+    fn publish_many(&self, rows: &[Arc<OutboxRow>], deadline: Duration) -> SinkFuture;
+
+    /// Whether the receiver can be reached now.
+    async fn probe(&self) -> Result<(), SinkError>;
+}

@@ -1,0 +1,35 @@
+//! How to connect.
+
+use std::time::Duration;
+
+/// Settings of one database.
+#[derive(Clone)]
+pub struct Config {
+    /// `postgres://user:password@host:port/database`.
+    pub url: String,
+    /// Connections at most. Default 8.
+    pub connections_max: u32,
+    /// How long to wait for a free connection. Default 10 s.
+    pub acquire_timeout: Duration,
+}
+
+impl Config {
+    /// The defaults for this URL.
+    #[must_use]
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            connections_max: 8,
+            acquire_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+impl std::fmt::Debug for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The URL may hold a password.
+        f.debug_struct("Config")
+            .field("connections_max", &self.connections_max)
+            .finish_non_exhaustive()
+    }
+}

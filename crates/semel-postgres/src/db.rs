@@ -1,0 +1,96 @@
+//! The pool.
+
+use std::str::FromStr;
+
+use semel_core::{ErrorKind, StoreError, Timestamp};
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::{Postgres as Driver, Transaction};
+
+use crate::config::Config;
+use crate::error::{classify, commit_failed};
+
+/// A PostgreSQL database. Cheap to clone; all clones share one pool.
+#[derive(Clone)]
+pub struct Postgres {
+    pub(crate) pool: PgPool,
+}
+
+impl std::fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Postgres").finish_non_exhaustive()
+    }
+}
+
+impl Postgres {
+    /// Connects once, to know that the server is there.
+    ///
+    /// # Errors
+    /// `Invalid` for a URL that cannot be read, `Unavailable` when the server cannot be reached.
+    pub async fn connect(config: Config) -> Result<Self, StoreError> {
+        let options = PgConnectOptions::from_str(&config.url)
+            .map_err(|error| {
+                let text = "the URL is not of the form postgres://user:password@host:port/database";
+                StoreError::new(ErrorKind::Invalid, "connect", text).with_source(error)
+            })?
+            .application_name("semel")
+            .options([
+                ("synchronous_commit", "on"),
+                ("default_transaction_isolation", "read committed"),
+            ]);
+        let pool = PgPoolOptions::new()
+            .max_connections(config.connections_max)
+            .acquire_timeout(config.acquire_timeout)
+            .connect_with(options)
+            .await
+            .map_err(|error| classify("connect", error))?;
+        Ok(Self { pool })
+    }
+
+    /// The pool, for your own statements.
+    #[must_use]
+    pub const fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+
+    /// Begins a transaction for your own statements and Semel's together: see [`crate::tx`].
+    ///
+    /// # Errors
+    /// No connection within the time allowed.
+    pub async fn begin(&self) -> Result<Transaction<'static, Driver>, StoreError> {
+        self.pool.begin().await.map_err(|error| classify("begin", error))
+    }
+
+    /// Commits, and says so only when the server did.
+    ///
+    /// The server answers COMMIT of a failed transaction with ROLLBACK, which the driver takes for success (rule O8);
+    /// so a probe that such a transaction refuses comes first.
+    ///
+    /// # Errors
+    /// `ReplyLost` when it cannot be told whether the commit is durable; `NotApplied` or `Constraint` when it is
+    /// certain that it is not.
+    pub async fn commit(&self, mut tx: Transaction<'static, Driver>) -> Result<(), StoreError> {
+        sqlx::query("SELECT 1")
+            .execute(&mut *tx)
+            .await
+            .map_err(|error| classify("commit", error))?;
+        tx.commit().await.map_err(|error| commit_failed("commit", error))
+    }
+
+    /// The server's clock.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub async fn now(&self) -> Result<Timestamp, StoreError> {
+        let micros: i64 =
+            sqlx::query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+                .fetch_one(&self.pool)
+                .await
+                .map_err(|error| classify("now", error))?;
+        Ok(Timestamp(micros))
+    }
+
+    /// Closes all connections; later calls fail.
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+}

@@ -1,0 +1,83 @@
+//! From SQLSTATE to what a caller may do next, in one place.
+
+use semel_core::{ErrorKind, StoreError};
+
+/// The kind of a failed statement or connection outside of a commit: nothing of the transaction is durable.
+#[must_use]
+pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
+    let state = error
+        .as_database_error()
+        .and_then(|e| e.code())
+        .map(|code| code.into_owned());
+    let (kind, message) = match state.as_deref() {
+        Some("40001" | "40P01" | "55P03" | "57014") => (
+            ErrorKind::NotApplied,
+            "another transaction was in the way; repeat the whole transaction",
+        ),
+        Some("53100" | "53200") => (
+            ErrorKind::NotApplied,
+            "the server is out of disk or memory; nothing was written",
+        ),
+        Some("53300" | "57P01" | "57P02" | "57P03") => (
+            ErrorKind::Unavailable,
+            "the server takes no connections now; raise max_connections or wait",
+        ),
+        Some("25006") => (
+            ErrorKind::Unavailable,
+            "this is a standby or read-only server; connect to the primary",
+        ),
+        Some("42P01" | "3F000" | "42883" | "42703") => (
+            ErrorKind::Schema,
+            "Semel's schema is missing or old; run `semel migrate` or Postgres::migrate",
+        ),
+        Some("42501") => (
+            ErrorKind::Invalid,
+            "the role lacks a right; grant it USAGE on schema semel and its tables",
+        ),
+        Some("28P01" | "28000" | "3D000") => (
+            ErrorKind::Invalid,
+            "the server refuses this user, password or database; check the URL",
+        ),
+        Some(code) if code.starts_with("23") => (ErrorKind::Constraint, "a constraint refused the row"),
+        Some(code) if code.starts_with("08") => (
+            ErrorKind::NotApplied,
+            "the connection broke; nothing was committed",
+        ),
+        Some(_) => (ErrorKind::Invalid, "the server refused the statement"),
+        None => match &error {
+            sqlx::Error::Io(io) if io.kind() == std::io::ErrorKind::ConnectionRefused => (
+                ErrorKind::Unavailable,
+                "the server refuses connections; is it running, and is the port right?",
+            ),
+            sqlx::Error::PoolTimedOut => (
+                ErrorKind::Unavailable,
+                "no connection within acquire_timeout; is the server up, is the pool too small?",
+            ),
+            _ => (
+                ErrorKind::NotApplied,
+                "the connection broke; nothing was committed",
+            ),
+        },
+    };
+    StoreError::new(kind, operation, message).with_source(error)
+}
+
+/// The kind of a failed commit: only classes 23 and 40 (without 40003) prove a rollback; all else is unknown.
+#[must_use]
+pub fn commit_failed(operation: &'static str, error: sqlx::Error) -> StoreError {
+    let state = error
+        .as_database_error()
+        .and_then(|e| e.code())
+        .map(|code| code.into_owned());
+    match state.as_deref() {
+        Some("40003") | None => {}
+        Some(code) if code.starts_with("23") || code.starts_with("40") => return classify(operation, error),
+        Some(_) => {}
+    }
+    StoreError::new(
+        ErrorKind::ReplyLost,
+        operation,
+        "the commit's answer is missing: look before repeating",
+    )
+    .with_source(error)
+}

@@ -1,0 +1,1 @@
+//! The store traits of `semel-core` on PostgreSQL, one file per pattern.

@@ -1,0 +1,99 @@
+//! The open file: one writing connection, several reading ones.
+
+use std::sync::Arc;
+
+use semel_core::{Clock, StoreError, Timestamp};
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
+};
+use sqlx::{Sqlite as Driver, Transaction};
+
+use crate::config::Config;
+use crate::error::{classify, commit_failed};
+
+/// A SQLite file. Cheap to clone; all clones share one writing connection.
+#[derive(Clone)]
+pub struct Sqlite {
+    pub(crate) writer: SqlitePool,
+    pub(crate) reader: SqlitePool,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
+impl std::fmt::Debug for Sqlite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sqlite").finish_non_exhaustive()
+    }
+}
+
+impl Sqlite {
+    /// Opens the file, making it when missing.
+    ///
+    /// # Errors
+    /// The folder is missing or not writable, or the file is no SQLite database.
+    pub async fn open(config: Config) -> Result<Self, StoreError> {
+        let options = SqliteConnectOptions::new()
+            .filename(&config.path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            // NORMAL may forget acknowledged commits after a power cut (rule K7: durability is not inherited).
+            .synchronous(SqliteSynchronous::Full)
+            .foreign_keys(true)
+            .busy_timeout(config.busy_timeout);
+        let open = |error| classify("open", error);
+        let writer = SqlitePoolOptions::new()
+            .max_connections(1)
+            .connect_with(options.clone())
+            .await
+            .map_err(open)?;
+        let reader = SqlitePoolOptions::new()
+            .max_connections(config.readers)
+            .min_connections(0)
+            .connect_with(options.pragma("query_only", "ON"))
+            .await
+            .map_err(open)?;
+        Ok(Self {
+            writer,
+            reader,
+            clock: config.clock,
+        })
+    }
+
+    /// Begins a writing transaction for your own statements and Semel's together: see [`crate::tx`].
+    /// It waits for the writing connection, and up to `busy_timeout` for other processes.
+    ///
+    /// # Errors
+    /// Another process held the file for longer than `busy_timeout`.
+    pub async fn begin(&self) -> Result<Transaction<'static, Driver>, StoreError> {
+        // IMMEDIATE: a deferred transaction that becomes a writer fails at once, whatever the busy time-out.
+        self.writer
+            .begin_with("BEGIN IMMEDIATE")
+            .await
+            .map_err(|error| classify("begin", error))
+    }
+
+    /// Commits.
+    ///
+    /// # Errors
+    /// `ReplyLost` when it cannot be told whether the commit is durable.
+    pub async fn commit(&self, tx: Transaction<'static, Driver>) -> Result<(), StoreError> {
+        tx.commit().await.map_err(|error| commit_failed("commit", error))
+    }
+
+    /// Connections that only read, for your own queries.
+    #[must_use]
+    pub const fn readers(&self) -> &SqlitePool {
+        &self.reader
+    }
+
+    /// The time of leases and deadlines in this store.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Closes all connections; later calls fail.
+    pub async fn close(&self) {
+        self.reader.close().await;
+        self.writer.close().await;
+    }
+}

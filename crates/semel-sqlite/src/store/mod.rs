@@ -1,0 +1,1 @@
+//! The store traits of `semel-core` on SQLite, one file per pattern.

@@ -1,0 +1,3 @@
+//! What runs inside your own transaction: marks and events that commit with your rows, or not at all.
+//!
+//! Begin with [`Sqlite::begin`](crate::Sqlite::begin), so that the transaction is a writer from its start.

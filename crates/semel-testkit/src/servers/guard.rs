@@ -1,0 +1,104 @@
+//! One server process, watched.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A port that nobody listens on now.
+#[must_use]
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+}
+
+/// A running server with its data folder. Dropping it kills the server and removes the folder.
+#[derive(Debug)]
+pub struct Guard {
+    pid: i32,
+    watchdog: Child,
+    dir: PathBuf,
+}
+
+/// Reads one process id per line, the last one counts. At the end of input it kills that process, gently
+/// first (SIGINT: PostgreSQL's fast shutdown), hard after a while, and removes the folder. `$1` is the folder.
+const WATCHDOG: &str = r#"
+trap '' INT TERM HUP
+while read -r line; do pid=$line; done
+if [ -n "$pid" ]; then
+  kill -CONT "$pid" 2>/dev/null; kill -INT "$pid" 2>/dev/null
+  n=0; while kill -0 "$pid" 2>/dev/null && [ $n -lt 20 ]; do sleep 0.1; n=$((n+1)); done
+  kill -KILL "$pid" 2>/dev/null
+  n=0; while kill -0 "$pid" 2>/dev/null && [ $n -lt 20 ]; do sleep 0.1; n=$((n+1)); done
+fi
+rm -rf -- "$1"
+"#;
+
+impl Guard {
+    /// Watches over `dir` from now on; give it the server by [`Guard::watch`].
+    #[must_use]
+    pub fn new(dir: &Path) -> Self {
+        use std::os::unix::process::CommandExt as _;
+        let watchdog = Command::new("sh")
+            .args(["-c", WATCHDOG, "semel-watchdog"])
+            .arg(dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // A group of its own: Ctrl-C in the terminal reaches the tests, not the one who cleans up after them.
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        Self {
+            pid: 0,
+            watchdog,
+            dir: dir.to_owned(),
+        }
+    }
+
+    /// The server's process id, from now on the one to be killed.
+    pub fn watch(&mut self, pid: i32) {
+        use std::io::Write as _;
+        self.pid = pid;
+        let mut pipe = self.watchdog.stdin.as_ref().unwrap();
+        writeln!(pipe, "{pid}").unwrap();
+    }
+
+    /// The data folder.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.pid).expect("a server is being watched");
+        // A process that is gone already is as good as signalled.
+        let _ = kill_process(pid, signal);
+    }
+
+    /// `kill -9`.
+    pub fn kill(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    /// SIGSTOP.
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// SIGCONT.
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        drop(self.watchdog.stdin.take());
+        let _ = self.watchdog.wait();
+    }
+}

@@ -1,0 +1,12 @@
+//! Real servers for tests: each on 127.0.0.1, with a free port and a data folder of its own.
+//!
+//! # Guarantees
+//! Nothing is left running or behind: a small watchdog process holds a pipe to the process that started the server.
+//! When that process ends, however it ends (`kill -9` included), the pipe closes and the watchdog kills the server and
+//! removes its folder.
+
+mod guard;
+mod postgres;
+
+pub use guard::{Guard, free_port};
+pub use postgres::{PostgresServer, postgres};
