@@ -1,2 +1,25 @@
-//! The binary `semel`.
-fn main() {}
+//! The binary `semel`: relay, gateway, saga coordinator, check, migrate and demo.
+//!
+//! Begin at [`cli`] (what can be asked), [`config`] (what `semel.toml` may say) and [`run`] (what runs, and how it
+//! starts, fails, recovers and stops).
+//!
+//! *Invariant:* nothing here decides a protocol. The machines are in `semel-core`, the engines in the pattern crates;
+//! this crate wires them to a file, a socket and a signal.
+
+#![allow(dead_code, reason = "the commands are being filled in")]
+
+mod check;
+mod cli;
+mod config;
+mod demo;
+mod exit;
+mod gateway;
+mod migrate;
+mod out;
+mod run;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main().into()
+}

@@ -1,0 +1,36 @@
+//! How the process ends.
+
+use std::process::ExitCode;
+
+/// The exit codes, as `semel --help` documents them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// Done, or stopped as asked.
+    Ok,
+    /// It was understood and could not be done: a server away, a port in use, an audit that found something.
+    Failed,
+    /// It was not understood: a flag, the configuration file, a missing variable. Repeating does not help.
+    Usage,
+}
+
+impl Exit {
+    /// The worse of two.
+    pub(crate) const fn or(self, other: Self) -> Self {
+        if self.code() >= other.code() { self } else { other }
+    }
+
+    /// The number.
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Self::Ok => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.code())
+    }
+}

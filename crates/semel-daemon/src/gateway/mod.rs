@@ -1,0 +1,1 @@
+//! The gateway: Idempotency-Key in front of an upstream that knows nothing of it.
