@@ -1,19 +1,36 @@
 //! One server process, watched.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A port that nobody listens on now.
+/// A port that nobody listens on now, never given twice by one process.
+///
+/// It lies below the range from which the system draws the source ports of outgoing connections. A port out of that
+/// range can be taken by any client while the server is down for a restart, and a client that dials it meanwhile may
+/// even connect to itself.
+///
+/// # Panics
+/// No port is free.
 #[must_use]
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
+    const FIRST: u32 = 14_000;
+    const COUNT: u32 = 18_000;
+    static NEXT: OnceLock<AtomicU32> = OnceLock::new();
+    let next = NEXT.get_or_init(|| {
+        // The keys of a fresh hasher are random: two test processes begin at different places.
+        let word = RandomState::new().hash_one(std::process::id());
+        AtomicU32::new(u32::try_from(word % u64::from(COUNT)).unwrap())
+    });
+    (0..COUNT)
+        .map(|_| u16::try_from(FIRST + next.fetch_add(1, Ordering::Relaxed) % COUNT).unwrap())
+        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .expect("a free port between 14000 and 32000")
 }
 
 /// A running server with its data folder. Dropping it kills the server and removes the folder.
@@ -83,6 +100,11 @@ impl Guard {
     /// `kill -9`.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
+    }
+
+    /// SIGTERM: a polite request to end.
+    pub fn terminate(&self) {
+        self.signal(Signal::TERM);
     }
 
     /// SIGSTOP.

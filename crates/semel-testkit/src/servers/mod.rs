@@ -6,7 +6,10 @@
 //! removes its folder.
 
 mod guard;
+mod kafka;
+mod kafka_wire;
 mod postgres;
 
 pub use guard::{Guard, free_port};
+pub use kafka::{KafkaServer, kafka};
 pub use postgres::{PostgresServer, postgres};

@@ -1,3 +1,4 @@
 //! The one integration test binary of this crate.
 
+mod kafka;
 mod servers;
