@@ -27,6 +27,9 @@ pub const CRASH_POINTS: &[&str] = &[
     "barrier.before_commit",
 ];
 
+/// What an aborting process says before it ends, so that a test can tell this end from any other.
+pub const LAST_WORDS: &str = "semel: aborts at crash point";
+
 /// Passes a named point.
 #[inline]
 pub fn crash_point(name: &'static str) {
@@ -60,7 +63,13 @@ mod armed {
             && wanted == name
             && left.fetch_sub(1, Ordering::SeqCst) == 1
         {
+            last_words(name);
             std::process::abort();
         }
+    }
+
+    #[expect(clippy::print_stderr, reason = "a crash test reads it")]
+    fn last_words(name: &str) {
+        eprintln!("{} {name}", super::LAST_WORDS);
     }
 }

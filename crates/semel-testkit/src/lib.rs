@@ -8,4 +8,7 @@
     reason = "a panic here is a failed test"
 )]
 
+pub mod children;
+pub mod crash;
+pub mod proxy;
 pub mod servers;
