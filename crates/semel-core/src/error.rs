@@ -1,6 +1,9 @@
 //! Errors of stores and brokers: what happened, and what a caller may do next.
 
 use std::borrow::Cow;
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
 
 use crate::limits::LimitExceeded;
 use crate::retry::Retry;
@@ -66,14 +69,14 @@ impl ErrorKind {
 }
 
 /// An operation on a store or broker failed. The source is kept, never repeated in the message.
-#[derive(Debug, thiserror::Error)]
-#[error("{code}: {operation}: {message}", code = .kind.code())]
+///
+/// Cheap to clone: when a whole batch fails, each of its items gets the same error.
+#[derive(Debug, Clone)]
 pub struct StoreError {
     kind: ErrorKind,
     operation: &'static str,
     message: Cow<'static, str>,
-    #[source]
-    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
 impl StoreError {
@@ -90,8 +93,8 @@ impl StoreError {
 
     /// The same error with its cause.
     #[must_use]
-    pub fn with_source(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        self.source = Some(source.into());
+    pub fn with_source(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        self.source = Some(source.into().into());
         self
     }
 
@@ -108,6 +111,18 @@ impl StoreError {
     }
 }
 
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: {}", self.kind.code(), self.operation, self.message)
+    }
+}
+
+impl Error for StoreError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
 impl From<LimitExceeded> for StoreError {
     fn from(limit: LimitExceeded) -> Self {
         Self::new(ErrorKind::LimitExceeded, "check", limit.to_string())
@@ -116,7 +131,7 @@ impl From<LimitExceeded> for StoreError {
 
 /// An error and all its sources on one line, for logs.
 #[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
+pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(inner) = source {

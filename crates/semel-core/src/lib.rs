@@ -21,7 +21,8 @@ pub mod retry;
 pub mod store;
 
 pub use claim::{
-    Claim, ClaimReply, Completion, Extension, Lease, LeaseReply, Nonce, OwnerLost, Release, Token,
+    Claim, ClaimReply, Completion, Extension, Keep, Lease, LeaseReply, Nonce, OwnerLost, Release, Settlement,
+    Token, Verdict,
 };
 pub use crash::crash_point;
 pub use error::{ErrorKind, StoreError};
@@ -31,4 +32,4 @@ pub use host::{Clock, SystemClock, Timestamp};
 pub use key::{Key, Scope};
 pub use outcome::{Outcome, StoredOutcome};
 pub use retry::{Retry, RetryPolicy};
-pub use store::{Capabilities, KeyStore};
+pub use store::{Capabilities, KeyStore, KeyStoreExt};

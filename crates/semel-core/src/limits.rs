@@ -69,3 +69,12 @@ pub const fn check(
     }
     Ok(())
 }
+
+/// Checks the size of a batch against [`BATCH_ITEMS_MAX`].
+///
+/// # Errors
+/// [`LimitExceeded`].
+pub const fn check_batch(items: usize) -> Result<(), LimitExceeded> {
+    let help = "send smaller batches";
+    check("batch", "items", items as u64, 0, BATCH_ITEMS_MAX as u64, help)
+}

@@ -5,6 +5,14 @@ use crate::host::Timestamp;
 use crate::key::hex;
 use crate::outcome::StoredOutcome;
 
+/// How long a withdrawal refuses its nonce: longer than a claim can be on its way.
+pub const WITHDRAWN_MS: i64 = 60_000;
+/// Withdrawn nonces that one key remembers; the oldest go first.
+pub const WITHDRAWN_NONCES_MAX: usize = 8;
+/// How long a sweep leaves a record that has ended. A claim that drew its token before the record's last one cannot
+/// still be waiting to be written when the record is gone, so a token never goes back.
+pub const REMOVE_GRACE_MS: i64 = 60_000;
+
 /// Fencing token: per key it only grows, and it is never handed out twice, purge and restart included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub i64);
@@ -37,9 +45,10 @@ pub struct Lease {
 }
 
 /// What becomes of a key when its owner's lease runs out. Stored with the claim; the stored one decides (rule K10).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OwnerLost {
-    /// It becomes unknown: a person or a reconcile hook decides. The default.
+    /// It becomes unknown: a person or a reconcile hook decides.
+    #[default]
     Hold,
     /// The next claimant runs it again, with a larger token. Only for effects that may be repeated.
     Rerun,
@@ -48,15 +57,19 @@ pub enum OwnerLost {
 /// One key's record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// What was asked when it was claimed; `None` for a mere withdrawal marker.
+    /// What was asked when it was claimed; `None` exactly when the state is [`State::Absent`].
     pub fingerprint: Option<Fingerprint>,
     /// Where it stands.
     pub state: State,
+    /// Nonces that must not be granted any more.
+    pub withdrawn: Withdrawn,
 }
 
-/// Where a key stands. `absent` is the absence of a record.
+/// Where a key stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
+    /// As if there were no record: it only remembers withdrawn nonces.
+    Absent,
     /// Somebody may run it.
     Claimed {
         /// Their right.
@@ -72,7 +85,7 @@ pub enum State {
     },
     /// Its owner was lost; it may have happened.
     Unknown {
-        /// The lost owner's right, still good for `complete` and `release` (rule K1).
+        /// The lost owner's right, still good for `complete`, `extend` and `release` (rule K1).
         lease: Lease,
         /// How many owners it has had.
         attempt: u32,
@@ -97,13 +110,39 @@ pub enum State {
         /// When even this is forgotten.
         until: Timestamp,
     },
-    /// Nothing is known but that the claim with this nonce must not be granted (rule K4).
-    Withdrawn {
-        /// The nonce.
-        nonce: Nonce,
-        /// When the marker ends.
-        until: Timestamp,
-    },
+}
+
+/// Nonces of claims whose senders have left (rule K4): should such a claim still arrive, it is not granted.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Withdrawn {
+    /// The nonces, the newest last; at most [`WITHDRAWN_NONCES_MAX`].
+    pub nonces: Vec<Nonce>,
+    /// When all of them are forgotten.
+    pub until: Timestamp,
+}
+
+impl Withdrawn {
+    /// What is left of it at `now`.
+    #[must_use]
+    pub fn at(self, now: Timestamp) -> Self {
+        if self.until <= now { Self::default() } else { self }
+    }
+
+    /// Remembers one more.
+    #[must_use]
+    pub fn with(self, nonce: Nonce, now: Timestamp) -> Self {
+        let mut nonces = self.at(now).nonces;
+        if !nonces.contains(&nonce) {
+            nonces.push(nonce);
+        }
+        if nonces.len() > WITHDRAWN_NONCES_MAX {
+            nonces.remove(0);
+        }
+        Self {
+            nonces,
+            until: now.plus_ms(WITHDRAWN_MS),
+        }
+    }
 }
 
 impl Record {
@@ -111,32 +150,133 @@ impl Record {
     /// its retention is a tombstone, and what has ended altogether is `None`.
     #[must_use]
     pub fn at(self, now: Timestamp) -> Option<Self> {
-        let Self { fingerprint, state } = self;
-        let state = match state {
+        let withdrawn = self.withdrawn.at(now);
+        let (fingerprint, state) = match self.state {
             State::Claimed {
                 lease,
                 owner_lost: OwnerLost::Hold,
                 until,
                 attempt,
                 ..
-            } if until <= now => State::Unknown { lease, attempt },
+            } if until <= now => (self.fingerprint, State::Unknown { lease, attempt }),
+            State::Done {
+                tombstone_until: until,
+                ..
+            }
+            | State::Tombstone { until, .. }
+                if until <= now =>
+            {
+                (None, State::Absent)
+            }
             State::Done {
                 lease,
                 ref outcome,
                 retain_until,
                 tombstone_until,
-            } if retain_until <= now => State::Tombstone {
-                lease,
-                digest: outcome.digest(),
-                until: tombstone_until,
-            },
-            other => other,
+            } if retain_until <= now => {
+                let state = State::Tombstone {
+                    lease,
+                    digest: outcome.digest(),
+                    until: tombstone_until,
+                };
+                (self.fingerprint, state)
+            }
+            other => (self.fingerprint, other),
         };
-        match state {
-            State::Tombstone { until, .. } | State::Withdrawn { until, .. } if until <= now => None,
-            state => Some(Self { fingerprint, state }),
+        if state == State::Absent && withdrawn.nonces.is_empty() {
+            return None;
+        }
+        Some(Self {
+            fingerprint,
+            state,
+            withdrawn,
+        })
+    }
+
+    /// The record as a reader sees it at `now`: a key that is absent is `None`, whatever it remembers.
+    #[must_use]
+    pub fn visible_at(self, now: Timestamp) -> Option<Self> {
+        self.at(now).filter(|record| record.state != State::Absent)
+    }
+
+    /// When a sweep has something to do with it; `None` while only an owner, a claimant or a person can move it.
+    #[must_use]
+    pub fn due(&self) -> Option<Timestamp> {
+        match &self.state {
+            State::Claimed {
+                owner_lost: OwnerLost::Hold,
+                until,
+                ..
+            } => Some(*until),
+            State::Claimed { .. } | State::Unknown { .. } => None,
+            State::Done { retain_until, .. } => Some(*retain_until),
+            State::Absent | State::Tombstone { .. } => self.removable(),
         }
     }
+
+    /// When nothing of it matters any more.
+    fn removable(&self) -> Option<Timestamp> {
+        let end = match &self.state {
+            State::Claimed { .. } | State::Unknown { .. } => return None,
+            State::Done { tombstone_until, .. } => *tombstone_until,
+            State::Tombstone { until, .. } => *until,
+            State::Absent => Timestamp::default(),
+        };
+        Some(end.max(self.withdrawn.until).plus_ms(REMOVE_GRACE_MS))
+    }
+
+    /// What a sweep makes of it at `now`, and which change that was.
+    #[must_use]
+    pub fn swept(self, now: Timestamp) -> (Option<Self>, Option<Swept>) {
+        if self.removable().is_some_and(|end| end <= now) {
+            return (None, Some(Swept::Removed));
+        }
+        let Self {
+            fingerprint,
+            state,
+            withdrawn,
+        } = self;
+        let (state, swept) = match state {
+            State::Claimed {
+                lease,
+                owner_lost: OwnerLost::Hold,
+                until,
+                attempt,
+                ..
+            } if until <= now => (State::Unknown { lease, attempt }, Some(Swept::Unknown)),
+            State::Done {
+                lease,
+                ref outcome,
+                retain_until,
+                tombstone_until,
+            } if retain_until <= now => {
+                let state = State::Tombstone {
+                    lease,
+                    digest: outcome.digest(),
+                    until: tombstone_until,
+                };
+                (state, Some(Swept::Tombstoned))
+            }
+            other => (other, None),
+        };
+        let record = Self {
+            fingerprint,
+            state,
+            withdrawn,
+        };
+        (Some(record), swept)
+    }
+}
+
+/// What a sweep did to one record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Swept {
+    /// An expired `Hold` claim became unknown.
+    Unknown,
+    /// An outcome was dropped, a tombstone is left.
+    Tombstoned,
+    /// The record is gone.
+    Removed,
 }
 
 /// What one sweep did.
@@ -148,4 +288,15 @@ pub struct SweepReport {
     pub tombstoned: u64,
     /// Records removed.
     pub removed: u64,
+}
+
+impl SweepReport {
+    /// Counts one change.
+    pub const fn count(&mut self, swept: Swept) {
+        match swept {
+            Swept::Unknown => self.unknown += 1,
+            Swept::Tombstoned => self.tombstoned += 1,
+            Swept::Removed => self.removed += 1,
+        }
+    }
 }

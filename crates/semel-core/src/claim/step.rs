@@ -1,16 +1,15 @@
 //! The key protocol, one pure function per transition. No clock, no I/O: `now` and `next_token` are passed in.
 //!
-//! Each function takes the record as stored and returns the record to store, with the reply. Equal records mean
-//! that nothing need be written.
+//! Each function takes the record as stored and returns the record to store, with the reply. When it returns what it
+//! was given (as it reads [`at`](Record::at) `now`), nothing need be written.
 
 use super::{
-    Claim, ClaimReply, Completion, Extension, Lease, LeaseReply, OwnerLost, Record, Release, Settlement,
-    State, Token,
+    Claim, ClaimReply, Completion, Extension, Keep, Lease, LeaseReply, Nonce, OwnerLost, Record, Release,
+    Settlement, State, Token, Verdict, Withdrawn,
 };
+use crate::fingerprint::Fingerprint;
 use crate::host::Timestamp;
-
-/// How long a withdrawal marker refuses its nonce: longer than a request can be on its way.
-pub const WITHDRAWN_MS: i64 = 60_000;
+use crate::outcome::StoredOutcome;
 
 /// Decides a claim. `next_token` is larger than every token drawn before; it is used only when the claim is granted
 /// anew, and may be skipped over otherwise.
@@ -21,45 +20,18 @@ pub fn claim(
     now: Timestamp,
     next_token: Token,
 ) -> (Option<Record>, ClaimReply) {
-    let grant = |attempt| {
-        let lease = Lease {
-            token: next_token,
-            nonce: claim.nonce,
-        };
-        let until = now.plus_ms(claim.lease_ms);
-        let state = State::Claimed {
-            lease,
-            owner_lost: claim.owner_lost,
-            until,
-            extended: false,
-            attempt,
-        };
-        let record = Record {
-            fingerprint: Some(claim.fingerprint),
-            state,
-        };
-        (
-            Some(record),
-            ClaimReply::Granted {
-                lease,
-                until,
-                attempt,
-            },
-        )
-    };
     let Some(record) = record.and_then(|record| record.at(now)) else {
-        return grant(1);
+        return grant(claim, now, next_token, 1, Withdrawn::default());
     };
-    // A mismatch is judged before anything else (rule K11); a marker has nothing to compare.
+    // A mismatch is judged before anything else (rule K11); an absent key has nothing to compare.
     if record
         .fingerprint
         .is_some_and(|stored| stored != claim.fingerprint)
     {
         return (Some(record), ClaimReply::Mismatch);
     }
-    let reply = match &record.state {
-        State::Withdrawn { nonce, .. } if *nonce == claim.nonce => ClaimReply::Withdrawn,
-        State::Withdrawn { .. } => return grant(1),
+    let owners = match &record.state {
+        State::Absent => 0,
         State::Claimed {
             lease,
             until,
@@ -67,7 +39,8 @@ pub fn claim(
             attempt,
             ..
         } if now < *until => {
-            if lease.nonce == claim.nonce && !extended {
+            // The reply was lost and the caller asks again: same token, same deadline (rule K3).
+            let reply = if lease.nonce == claim.nonce && !extended {
                 ClaimReply::Granted {
                     lease: *lease,
                     until: *until,
@@ -75,30 +48,74 @@ pub fn claim(
                 }
             } else {
                 ClaimReply::Busy {
-                    lease_left_ms: until.ms_since(now).max(1),
+                    lease_left_ms: left_ms(*until, now),
                 }
-            }
+            };
+            return (Some(record), reply);
         }
-        // `at` has turned an expired Hold claim into Unknown, so this one may be run again.
-        State::Claimed {
-            owner_lost: OwnerLost::Rerun | OwnerLost::Hold,
-            attempt,
-            ..
-        } => {
-            return grant(attempt.saturating_add(1));
+        // `at` has turned an expired Hold claim into Unknown: this one is Rerun.
+        State::Claimed { attempt, .. } => *attempt,
+        State::Unknown { lease, .. } => {
+            let reply = ClaimReply::Unknown { token: lease.token };
+            return (Some(record), reply);
         }
-        State::Unknown { lease, .. } => ClaimReply::Unknown { token: lease.token },
         State::Done {
             outcome,
             retain_until,
             ..
-        } => ClaimReply::Done {
-            outcome: outcome.clone(),
-            retain_until: *retain_until,
-        },
-        State::Tombstone { until, .. } => ClaimReply::Gone { until: *until },
+        } => {
+            let reply = ClaimReply::Done {
+                outcome: outcome.clone(),
+                retain_until: *retain_until,
+            };
+            return (Some(record), reply);
+        }
+        State::Tombstone { until, .. } => {
+            let reply = ClaimReply::Gone { until: *until };
+            return (Some(record), reply);
+        }
+    };
+    if record.withdrawn.nonces.contains(&claim.nonce) {
+        return (Some(record), ClaimReply::Withdrawn);
+    }
+    grant(claim, now, next_token, owners.saturating_add(1), record.withdrawn)
+}
+
+fn grant(
+    claim: &Claim,
+    now: Timestamp,
+    token: Token,
+    attempt: u32,
+    withdrawn: Withdrawn,
+) -> (Option<Record>, ClaimReply) {
+    let lease = Lease {
+        token,
+        nonce: claim.nonce,
+    };
+    let until = now.plus_ms(claim.lease_ms);
+    let state = State::Claimed {
+        lease,
+        owner_lost: claim.owner_lost,
+        until,
+        extended: false,
+        attempt,
+    };
+    let record = Record {
+        fingerprint: Some(claim.fingerprint),
+        state,
+        withdrawn,
+    };
+    let reply = ClaimReply::Granted {
+        lease,
+        until,
+        attempt,
     };
     (Some(record), reply)
+}
+
+/// Milliseconds from `now` to `until`, rounded up: whoever waits so long finds the lease ended.
+const fn left_ms(until: Timestamp, now: Timestamp) -> i64 {
+    until.0.saturating_sub(now.0).saturating_add(999) / 1_000
 }
 
 /// Decides a completion. Time alone never refuses it (rule K1); a repeat with the same outcome is `Ok` (rule K2).
@@ -109,65 +126,82 @@ pub fn complete(record: Option<Record>, done: &Completion, now: Timestamp) -> (O
     };
     let reply = match &record.state {
         State::Claimed { lease, .. } | State::Unknown { lease, .. } if *lease == done.lease => {
-            let retain_until = now.plus_ms(done.retention_ms);
-            let state = State::Done {
-                lease: done.lease,
-                outcome: done.outcome.clone(),
-                retain_until,
-                tombstone_until: retain_until.plus_ms(done.tombstone_ms),
-            };
-            let record = Record {
-                fingerprint: record.fingerprint,
-                state,
-            };
-            return (Some(record), LeaseReply::Ok(retain_until));
+            return finish(
+                record.fingerprint,
+                done.lease,
+                &done.outcome,
+                done.keep,
+                record.withdrawn,
+                now,
+            );
         }
+        State::Done { lease, .. } | State::Tombstone { lease, .. } if *lease == done.lease => {
+            repeated(&record.state, &done.outcome)
+        }
+        State::Absent
+        | State::Claimed { .. }
+        | State::Unknown { .. }
+        | State::Done { .. }
+        | State::Tombstone { .. } => LeaseReply::LeaseLost,
+    };
+    (Some(record), reply)
+}
+
+fn finish(
+    fingerprint: Option<Fingerprint>,
+    lease: Lease,
+    outcome: &StoredOutcome,
+    keep: Keep,
+    withdrawn: Withdrawn,
+    now: Timestamp,
+) -> (Option<Record>, LeaseReply) {
+    let retain_until = now.plus_ms(keep.retention_ms);
+    let state = State::Done {
+        lease,
+        outcome: outcome.clone(),
+        retain_until,
+        tombstone_until: retain_until.plus_ms(keep.tombstone_ms),
+    };
+    let record = Record {
+        fingerprint,
+        state,
+        withdrawn,
+    };
+    (Some(record), LeaseReply::Ok(retain_until))
+}
+
+/// The reply to an outcome for a run that has one already.
+fn repeated(state: &State, again: &StoredOutcome) -> LeaseReply {
+    match state {
         State::Done {
-            lease,
             outcome,
             retain_until,
             ..
-        } if *lease == done.lease => {
-            if outcome.digest() == done.outcome.digest() {
-                LeaseReply::Ok(*retain_until)
-            } else {
-                LeaseReply::Conflict
-            }
-        }
-        State::Tombstone { lease, digest, until } if *lease == done.lease => {
-            if *digest == done.outcome.digest() {
-                LeaseReply::Ok(*until)
-            } else {
-                LeaseReply::Conflict
-            }
-        }
-        State::Claimed { .. }
-        | State::Unknown { .. }
-        | State::Done { .. }
-        | State::Tombstone { .. }
-        | State::Withdrawn { .. } => LeaseReply::LeaseLost,
-    };
-    (Some(record), reply)
+        } if outcome.digest() == again.digest() => LeaseReply::Ok(*retain_until),
+        State::Tombstone { digest, until, .. } if *digest == again.digest() => LeaseReply::Ok(*until),
+        _ => LeaseReply::Conflict,
+    }
 }
 
 /// Decides an extension: a current owner may extend, also late; then the key is claimed again.
 #[must_use]
 pub fn extend(record: Option<Record>, wish: &Extension, now: Timestamp) -> (Option<Record>, LeaseReply) {
-    let Some(record) = record else {
+    let Some(record) = record.and_then(|record| record.at(now)) else {
         return (None, LeaseReply::LeaseLost);
     };
-    let (owner_lost, attempt) = match &record.state {
+    let (owner_lost, attempt, ends) = match &record.state {
         State::Claimed {
             lease,
             owner_lost,
             attempt,
+            until,
             ..
-        } if *lease == wish.lease => (*owner_lost, *attempt),
+        } if *lease == wish.lease => (*owner_lost, *attempt, *until),
         // Only Hold claims become unknown.
-        State::Unknown { lease, attempt } if *lease == wish.lease => (OwnerLost::Hold, *attempt),
-        _ => return (record.at(now), LeaseReply::LeaseLost),
+        State::Unknown { lease, attempt } if *lease == wish.lease => (OwnerLost::Hold, *attempt, now),
+        _ => return (Some(record), LeaseReply::LeaseLost),
     };
-    let until = now.plus_ms(wish.lease_ms);
+    let until = now.plus_ms(wish.lease_ms).max(ends);
     let state = State::Claimed {
         lease: wish.lease,
         owner_lost,
@@ -175,82 +209,76 @@ pub fn extend(record: Option<Record>, wish: &Extension, now: Timestamp) -> (Opti
         extended: true,
         attempt,
     };
-    (
-        Some(Record {
-            fingerprint: record.fingerprint,
-            state,
-        }),
-        LeaseReply::Ok(until),
-    )
+    (Some(Record { state, ..record }), LeaseReply::Ok(until))
 }
 
-/// Decides a release. With a token: the key is absent afterwards. Without: a marker refuses the nonce (rule K4).
+/// Decides a release: the key is absent afterwards if this nonce held it, and the nonce is spent (rule K4).
 #[must_use]
 pub fn release(record: Option<Record>, release: &Release, now: Timestamp) -> (Option<Record>, LeaseReply) {
-    let record = record.and_then(|record| record.at(now));
-    let marker = || {
-        let state = State::Withdrawn {
-            nonce: release.nonce,
-            until: now.plus_ms(WITHDRAWN_MS),
-        };
-        Some(Record {
-            fingerprint: None,
-            state,
-        })
+    let ok = LeaseReply::Ok(now);
+    let Some(record) = record.and_then(|record| record.at(now)) else {
+        return (freed(Withdrawn::default(), release.nonce, now), ok);
     };
     let mine = |lease: &Lease| {
         lease.nonce == release.nonce && release.token.is_none_or(|token| token == lease.token)
     };
-    match &record {
-        None if release.token.is_some() => (None, LeaseReply::Ok(now)),
-        None => (marker(), LeaseReply::Ok(now)),
-        Some(held) => match &held.state {
-            State::Claimed { lease, .. } | State::Unknown { lease, .. } if mine(lease) => (
-                if release.token.is_some() { None } else { marker() },
-                LeaseReply::Ok(now),
-            ),
-            State::Withdrawn { .. } if release.token.is_some() => (record, LeaseReply::Ok(now)),
-            State::Withdrawn { .. } => (marker(), LeaseReply::Ok(now)),
-            State::Claimed { .. } | State::Unknown { .. } | State::Done { .. } | State::Tombstone { .. } => {
-                (record, LeaseReply::LeaseLost)
-            }
-        },
+    match &record.state {
+        State::Absent => (freed(record.withdrawn, release.nonce, now), ok),
+        State::Claimed { lease, .. } | State::Unknown { lease, .. } if mine(lease) => {
+            (freed(record.withdrawn, release.nonce, now), ok)
+        }
+        State::Done { lease, .. } | State::Tombstone { lease, .. } if mine(lease) => {
+            (Some(record), LeaseReply::Conflict)
+        }
+        // Somebody else's run: that one goes on, but this nonce must not be granted after it.
+        _ if release.token.is_none() => {
+            let withdrawn = record.withdrawn.with(release.nonce, now);
+            (Some(Record { withdrawn, ..record }), ok)
+        }
+        _ => (Some(record), LeaseReply::LeaseLost),
     }
 }
 
-/// Decides a settlement of an unknown key. `token` names the run that was judged: a later one is not touched.
+fn freed(withdrawn: Withdrawn, nonce: Nonce, now: Timestamp) -> Option<Record> {
+    Some(Record {
+        fingerprint: None,
+        state: State::Absent,
+        withdrawn: withdrawn.with(nonce, now),
+    })
+}
+
+/// Decides a settlement of an unknown key. A repeat of the same verdict is `Ok`.
 #[must_use]
 pub fn settle(
     record: Option<Record>,
-    token: Token,
-    verdict: &Settlement,
-    retention_ms: i64,
-    tombstone_ms: i64,
+    settlement: &Settlement,
     now: Timestamp,
 ) -> (Option<Record>, LeaseReply) {
+    let Settlement {
+        token, verdict, keep, ..
+    } = settlement;
+    // Nothing is there to hold an outcome; that nothing happened is already so.
+    let absent = match verdict {
+        Verdict::Happened(_) => LeaseReply::LeaseLost,
+        Verdict::DidNotHappen => LeaseReply::Ok(now),
+    };
     let Some(record) = record.and_then(|record| record.at(now)) else {
-        return (None, LeaseReply::LeaseLost);
+        return (None, absent);
     };
     match (&record.state, verdict) {
-        (State::Unknown { lease, .. }, Settlement::Happened(outcome)) if lease.token == token => {
-            let retain_until = now.plus_ms(retention_ms);
-            let tombstone_until = retain_until.plus_ms(tombstone_ms);
-            let state = State::Done {
-                lease: *lease,
-                outcome: outcome.clone(),
-                retain_until,
-                tombstone_until,
-            };
-            (
-                Some(Record {
-                    fingerprint: record.fingerprint,
-                    state,
-                }),
-                LeaseReply::Ok(retain_until),
-            )
+        (State::Absent, _) => (Some(record), absent),
+        (State::Unknown { lease, .. }, Verdict::Happened(outcome)) if lease.token == *token => {
+            finish(record.fingerprint, *lease, outcome, *keep, record.withdrawn, now)
         }
-        (State::Unknown { lease, .. }, Settlement::DidNotHappen) if lease.token == token => {
-            (None, LeaseReply::Ok(now))
+        (State::Unknown { lease, .. }, Verdict::DidNotHappen) if lease.token == *token => {
+            (freed(record.withdrawn, lease.nonce, now), LeaseReply::Ok(now))
+        }
+        (State::Done { lease, .. } | State::Tombstone { lease, .. }, verdict) if lease.token == *token => {
+            let reply = match verdict {
+                Verdict::Happened(outcome) => repeated(&record.state, outcome),
+                Verdict::DidNotHappen => LeaseReply::Conflict,
+            };
+            (Some(record), reply)
         }
         _ => (Some(record), LeaseReply::LeaseLost),
     }

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 
 use crate::claim::{
-    Claim, ClaimReply, Completion, Extension, LeaseReply, OwnerLost, Record, Release, Settlement, State,
-    SweepReport, Token, step,
+    Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement, SweepReport, Token,
+    step,
 };
 use crate::error::StoreError;
 use crate::host::{Clock, SystemClock, Timestamp};
 use crate::key::Key;
-use crate::store::{Capabilities, KeyStore};
+use crate::limits::{self, LimitExceeded};
+use crate::store::{Capabilities, KeyStore, Replies};
 
 /// A key store in this process's memory. Gone with the process; for tests and as the specification.
 pub struct MemoryKeys {
@@ -48,6 +49,23 @@ impl MemoryKeys {
             self.clock.now(),
         )
     }
+
+    /// Applies one transition per item, in order; an item outside its limits is answered with that.
+    fn each<T, R>(
+        &self,
+        items: &[T],
+        check: impl Fn(&T) -> Result<(), LimitExceeded>,
+        mut decide: impl FnMut(&mut Inner, &T, Timestamp) -> R,
+    ) -> Replies<R> {
+        let (mut inner, now) = self.lock();
+        let batch = limits::check_batch(items.len());
+        let one = |item| {
+            batch.clone()?;
+            check(item)?;
+            Ok(decide(&mut inner, item, now))
+        };
+        items.iter().map(one).collect()
+    }
 }
 
 impl Inner {
@@ -72,97 +90,71 @@ impl KeyStore for MemoryKeys {
         }
     }
 
-    async fn claim_many(&self, claims: &[Claim]) -> Result<Vec<ClaimReply>, StoreError> {
-        claims.iter().try_for_each(Claim::check)?;
-        let (mut inner, now) = self.lock();
-        Ok(claims
-            .iter()
-            .map(|claim| {
-                inner.token += 1;
-                let token = Token(inner.token);
-                inner.apply(&claim.key, |record| step::claim(record, claim, now, token))
-            })
-            .collect())
+    async fn claim_many(&self, claims: &[Claim]) -> Replies<ClaimReply> {
+        self.each(claims, Claim::check, |inner, claim, now| {
+            inner.token += 1;
+            let token = Token(inner.token);
+            inner.apply(&claim.key, |record| step::claim(record, claim, now, token))
+        })
     }
 
-    async fn complete_many(&self, completions: &[Completion]) -> Result<Vec<LeaseReply>, StoreError> {
-        completions.iter().try_for_each(Completion::check)?;
-        let (mut inner, now) = self.lock();
-        Ok(completions
-            .iter()
-            .map(|done| inner.apply(&done.key, |record| step::complete(record, done, now)))
-            .collect())
+    async fn complete_many(&self, completions: &[Completion]) -> Replies<LeaseReply> {
+        self.each(completions, Completion::check, |inner, done, now| {
+            inner.apply(&done.key, |record| step::complete(record, done, now))
+        })
     }
 
-    async fn extend_many(&self, extensions: &[Extension]) -> Result<Vec<LeaseReply>, StoreError> {
-        let (mut inner, now) = self.lock();
-        Ok(extensions
-            .iter()
-            .map(|wish| inner.apply(&wish.key, |record| step::extend(record, wish, now)))
-            .collect())
+    async fn extend_many(&self, extensions: &[Extension]) -> Replies<LeaseReply> {
+        self.each(extensions, Extension::check, |inner, wish, now| {
+            inner.apply(&wish.key, |record| step::extend(record, wish, now))
+        })
     }
 
-    async fn release_many(&self, releases: &[Release]) -> Result<Vec<LeaseReply>, StoreError> {
-        let (mut inner, now) = self.lock();
-        Ok(releases
-            .iter()
-            .map(|it| inner.apply(&it.key, |record| step::release(record, it, now)))
-            .collect())
+    async fn release_many(&self, releases: &[Release]) -> Replies<LeaseReply> {
+        self.each(
+            releases,
+            |_| Ok(()),
+            |inner, release, now| inner.apply(&release.key, |record| step::release(record, release, now)),
+        )
     }
 
-    async fn read_many(&self, keys: &[Key]) -> Result<Vec<Option<Record>>, StoreError> {
-        let (inner, now) = self.lock();
-        Ok(keys
-            .iter()
-            .map(|key| inner.records.get(key).cloned().and_then(|record| record.at(now)))
-            .collect())
+    async fn settle_many(&self, settlements: &[Settlement]) -> Replies<LeaseReply> {
+        self.each(settlements, Settlement::check, |inner, settlement, now| {
+            inner.apply(&settlement.key, |record| step::settle(record, settlement, now))
+        })
     }
 
-    async fn settle(
-        &self,
-        key: &Key,
-        token: Token,
-        verdict: &Settlement,
-        retention_ms: i64,
-        tombstone_ms: i64,
-    ) -> Result<LeaseReply, StoreError> {
-        let (mut inner, now) = self.lock();
-        Ok(inner.apply(key, |record| {
-            step::settle(record, token, verdict, retention_ms, tombstone_ms, now)
-        }))
+    async fn read_many(&self, keys: &[Key]) -> Replies<Option<Record>> {
+        self.each(
+            keys,
+            |_| Ok(()),
+            |inner, key, now| {
+                inner
+                    .records
+                    .get(key)
+                    .cloned()
+                    .and_then(|record| record.visible_at(now))
+            },
+        )
     }
 
     async fn sweep(&self, limit: u32) -> Result<SweepReport, StoreError> {
         let (mut inner, now) = self.lock();
-        let mut report = SweepReport::default();
-        let due = |record: &Record| match &record.state {
-            State::Claimed {
-                owner_lost, until, ..
-            } => *owner_lost == OwnerLost::Hold && *until <= now,
-            State::Done { retain_until, .. } => *retain_until <= now,
-            State::Tombstone { until, .. } | State::Withdrawn { until, .. } => *until <= now,
-            State::Unknown { .. } => false,
-        };
+        let due = |record: &Record| record.due().is_some_and(|due| due <= now);
         let keys: Vec<Key> = inner
             .records
             .iter()
-            .filter(|(_, r)| due(r))
-            .map(|(k, _)| k.clone())
+            .filter(|(_, record)| due(record))
+            .map(|(key, _)| key.clone())
             .take(limit as usize)
             .collect();
+        let mut report = SweepReport::default();
         for key in keys {
-            let Some(record) = inner.records.remove(&key) else {
-                continue;
-            };
-            match record.at(now) {
-                None => report.removed += 1,
-                Some(record) => {
-                    match record.state {
-                        State::Unknown { .. } => report.unknown += 1,
-                        _ => report.tombstoned += 1,
-                    }
-                    inner.records.insert(key, record);
-                }
+            let swept = inner.apply(&key, |record| {
+                record.map_or((None, None), |record| record.swept(now))
+            });
+            if let Some(swept) = swept {
+                report.count(swept);
             }
         }
         Ok(report)

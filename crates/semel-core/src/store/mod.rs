@@ -3,7 +3,7 @@
 mod keys;
 mod sink;
 
-pub use keys::KeyStore;
+pub use keys::{KeyStore, KeyStoreExt, Replies};
 pub use sink::{OutboxRow, SINK_ERROR_BYTES_MAX, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder};
 
 /// What a backend can do. Suites choose their laws by it, `semel check` prints it; no backend pretends.
