@@ -1,0 +1,53 @@
+//! `[saga]`: the coordinator.
+
+use super::read::Table;
+use super::spec::{Section, field};
+
+/// Sagas that one process works on at a time: 1 to this many.
+pub(crate) const CONCURRENCY_MAX: u64 = 10_000;
+
+/// `[saga]`.
+pub(crate) const SAGA: Section = Section {
+    header: "[saga]",
+    about: "The saga coordinator and its API on the daemon's own address.",
+    fields: &[
+        field(
+            "enabled",
+            "true or false",
+            "`true` where the section is there",
+            "whether it runs",
+        ),
+        field(
+            "store",
+            "name of a store",
+            "the one in `[store]`",
+            "where sagas live",
+        ),
+        field(
+            "concurrency",
+            "number",
+            "64",
+            "sagas that this process works on at a time",
+        ),
+    ],
+};
+
+/// The coordinator.
+#[derive(Debug, Clone)]
+pub(crate) struct SagaConfig {
+    /// Its store's name.
+    pub(crate) store: String,
+    /// Sagas worked on at a time.
+    pub(crate) concurrency: usize,
+}
+
+/// Reads `[saga]`; `None` when it is switched off.
+pub(crate) fn read(table: &Table<'_>) -> Option<SagaConfig> {
+    let enabled = table.boolean("enabled").unwrap_or(true);
+    let store = table.store();
+    let concurrency = table.number("concurrency", 1..=CONCURRENCY_MAX);
+    enabled.then_some(SagaConfig {
+        store: store?,
+        concurrency: concurrency.map_or(64, |n| usize::try_from(n).unwrap_or(usize::MAX)),
+    })
+}

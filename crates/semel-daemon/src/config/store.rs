@@ -1,0 +1,235 @@
+//! Where state lives: `[store]`, and `[stores.NAME]` for more than one.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::read::{At, Table};
+use super::spec::{Section, field, nearest, required};
+
+/// The name of the store in `[store]`.
+pub(crate) const DEFAULT: &str = "default";
+
+/// Connections to PostgreSQL: 2 to this many.
+pub(crate) const CONNECTIONS_MAX: u64 = 200;
+
+/// `[store]`.
+pub(crate) const STORE: Section = Section {
+    header: "[store]",
+    about: "The store that every role uses unless it names another one.",
+    fields: FIELDS,
+};
+
+/// `[stores.NAME]`.
+pub(crate) const STORES: Section = Section {
+    header: "[stores.NAME]",
+    about: "More stores, each with a name that a role's `store` can say.",
+    fields: FIELDS,
+};
+
+const FIELDS: &[super::spec::Field] = &[
+    required(
+        "url",
+        "store URL",
+        "`sqlite:FILE` or `postgres://user:password@host:port/database`; \
+         a relative FILE is looked for beside the configuration file",
+    ),
+    field(
+        "migrate",
+        "true or false",
+        "`true` for SQLite, `false` for PostgreSQL",
+        "install or upgrade the tables at start; where it is off, run `semel migrate` first",
+    ),
+    field(
+        "connections_max",
+        "number",
+        "8",
+        "connections to PostgreSQL; reading connections to SQLite",
+    ),
+    field(
+        "acquire_timeout_ms",
+        "ms",
+        "10000",
+        "how long a statement waits for a connection, or for another process that holds the SQLite file",
+    ),
+];
+
+/// One store.
+#[derive(Debug, Clone)]
+pub(crate) struct StoreConfig {
+    /// How roles, logs and metrics call it.
+    pub(crate) name: String,
+    /// Where it is.
+    pub(crate) url: StoreUrl,
+    /// Whether `semel run` may install or upgrade the tables.
+    pub(crate) migrate: bool,
+    /// Connections.
+    pub(crate) connections_max: u32,
+    /// How long to wait for one.
+    pub(crate) acquire_timeout: std::time::Duration,
+}
+
+/// Where a store is. Its `Debug` and `Display` leave passwords out.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum StoreUrl {
+    /// A file.
+    Sqlite(PathBuf),
+    /// A server's URL.
+    Postgres(String),
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            Self::Postgres(url) => {
+                let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+                let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+                write!(f, "postgres://{}", rest.split('?').next().unwrap_or(""))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// What is wrong with a store URL, and the fix. Says nothing of what stands after the scheme.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct UrlTrouble {
+    /// What is wrong.
+    pub(crate) message: String,
+    /// What to do.
+    pub(crate) fix: String,
+}
+
+/// The schemes there are.
+const SCHEMES: [&str; 3] = ["sqlite", "postgres", "postgresql"];
+
+impl StoreUrl {
+    /// Reads a URL; a relative SQLite file is taken from `folder`.
+    pub(crate) fn parse(text: &str, folder: &Path) -> Result<Self, UrlTrouble> {
+        let trouble = |message: String, fix: &str| UrlTrouble {
+            message,
+            fix: fix.to_owned(),
+        };
+        let forms = "write sqlite:semel.db or postgres://user:password@host:port/database";
+        let scheme = text.split(':').next().unwrap_or_default();
+        let plausible = scheme.len() <= 20
+            && scheme
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+        if !text.contains(':') || scheme.is_empty() || !plausible {
+            return Err(trouble("the store URL has no scheme".to_owned(), forms));
+        }
+        let rest = &text[scheme.len() + 1..];
+        match scheme {
+            "sqlite" => {
+                let path = rest.strip_prefix("//").unwrap_or(rest);
+                if path.is_empty() || path.starts_with(":memory:") {
+                    let fix =
+                        "name a file, such as sqlite:semel.db: state in memory would not outlive the process";
+                    return Err(trouble("the store URL names no file".to_owned(), fix));
+                }
+                if path.contains('?') {
+                    let fix = "leave out what follows the file's name; settings are fields of this section";
+                    return Err(trouble("the store URL has parameters".to_owned(), fix));
+                }
+                Ok(Self::Sqlite(folder.join(path)))
+            }
+            "postgres" | "postgresql" if !cfg!(feature = "postgres") => Err(trouble(
+                "this build of semel has no PostgreSQL".to_owned(),
+                "build it with: cargo build --release --features postgres",
+            )),
+            "postgres" | "postgresql" => {
+                let host = rest.strip_prefix("//").is_some_and(|rest| !rest.is_empty());
+                if !host {
+                    return Err(trouble("the store URL names no server".to_owned(), forms));
+                }
+                Ok(Self::Postgres(text.to_owned()))
+            }
+            other => {
+                let known = "known schemes: sqlite:, postgres://";
+                let fix = match nearest(other, SCHEMES.into_iter()) {
+                    Some(near) => format!("did you mean `{near}`? {known}"),
+                    None => known.to_owned(),
+                };
+                Err(trouble(
+                    format!("unknown scheme `{other}` in the store URL"),
+                    &fix,
+                ))
+            }
+        }
+    }
+
+    /// Whether it is a file of this machine.
+    pub(crate) const fn is_sqlite(&self) -> bool {
+        matches!(self, Self::Sqlite(_))
+    }
+}
+
+/// Reads one store's table.
+pub(crate) fn read(name: &str, table: &Table<'_>, folder: &Path) -> Option<StoreConfig> {
+    table.require("url", "\"sqlite:semel.db\"");
+    let url = table.text("url").and_then(|At { value, span }| {
+        StoreUrl::parse(&value, folder)
+            .map_err(|trouble| table.mistake(span, trouble.message, trouble.fix))
+            .ok()
+    });
+    let migrate = table.boolean("migrate");
+    let connections = table.number("connections_max", 2..=CONNECTIONS_MAX);
+    let acquire = table.number("acquire_timeout_ms", 1..=600_000);
+    let url = url?;
+    Some(StoreConfig {
+        name: name.to_owned(),
+        migrate: migrate.unwrap_or_else(|| url.is_sqlite()),
+        url,
+        connections_max: connections.map_or(8, |n| u32::try_from(n).unwrap_or(u32::MAX)),
+        acquire_timeout: std::time::Duration::from_millis(acquire.unwrap_or(10_000)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<StoreUrl, UrlTrouble> {
+        StoreUrl::parse(text, Path::new("/etc/semel"))
+    }
+
+    #[test]
+    fn a_relative_file_stands_beside_the_configuration() {
+        let file = |path: &str| StoreUrl::Sqlite(path.into());
+        assert_eq!(parse("sqlite:semel.db"), Ok(file("/etc/semel/semel.db")));
+        assert_eq!(parse("sqlite://semel.db"), Ok(file("/etc/semel/semel.db")));
+        assert_eq!(parse("sqlite:/var/lib/s.db"), Ok(file("/var/lib/s.db")));
+        assert_eq!(parse("sqlite:///var/lib/s.db"), Ok(file("/var/lib/s.db")));
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_without_repeating_it() {
+        for (url, message) in [
+            ("hunter2", "the store URL has no scheme"),
+            ("sqlite:", "the store URL names no file"),
+            ("sqlite::memory:", "the store URL names no file"),
+            ("sqlite:a.db?mode=ro", "the store URL has parameters"),
+            ("mysql://u:hunter2@h/d", "unknown scheme `mysql` in the store URL"),
+            ("postgres:", "the store URL names no server"),
+        ] {
+            let trouble = parse(url).unwrap_err();
+            assert_eq!(trouble.message, message, "{url}");
+            assert!(!trouble.fix.contains("hunter2"));
+        }
+        let fix = parse("postgress://h/d").unwrap_err().fix;
+        assert!(fix.starts_with("did you mean `postgres`?"), "{fix}");
+    }
+
+    #[test]
+    fn shown_urls_hold_no_password() {
+        let url = parse("postgres://u:p@ss@db:5432/shop?password=x").unwrap();
+        assert_eq!(url.to_string(), "postgres://db:5432/shop");
+        assert_eq!(format!("{url:?}"), "postgres://db:5432/shop");
+    }
+}

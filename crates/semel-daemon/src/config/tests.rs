@@ -1,0 +1,171 @@
+//! What a wrong file gets: the exact words.
+
+use std::path::Path;
+
+use super::*;
+
+fn env(name: &str) -> Option<String> {
+    (name == "SET").then(|| "postgres://u:hunter2@db/shop".to_owned())
+}
+
+fn load(text: &str) -> Result<Config, String> {
+    parse(Path::new("semel.toml"), text, &env).map_err(|report| report.to_string())
+}
+
+fn mistakes(text: &str) -> String {
+    load(text).map(|_| ()).unwrap_err()
+}
+
+#[test]
+fn an_empty_file_is_a_daemon_without_roles() {
+    let config = load("").unwrap();
+    assert!(config.stores.is_empty() && config.relays.is_empty() && config.saga.is_none());
+    assert_eq!(config.server.listen.to_string(), "127.0.0.1:7080");
+}
+
+#[test]
+fn all_mistakes_are_named_at_once_with_place_and_fix() {
+    let text = r#"[server]
+lisen = "127.0.0.1:7080"
+body_bytes_max = "x"
+
+[store]
+url = "mysql://root:hunter2@db/x"
+migrate = 3
+
+[[relay]]
+name = "orders"
+sink = { webhook = { url = "ftp://x", secrt = "hunter2" } }
+
+[saga]
+concurrency = 0
+url = "sqlite:x"
+"#;
+    let expected = r#"semel.toml:2:1: unknown field `lisen` in [server]
+  2 | lisen = "127.0.0.1:7080"
+    | ^^^^^
+    = did you mean `listen`?
+
+semel.toml:3:18: `body_bytes_max` must be a whole number, not text
+  3 | body_bytes_max = "x"
+    |                  ^^^
+    = write it like `body_bytes_max = 1048576`
+
+semel.toml:6:7: unknown scheme `mysql` in the store URL
+  6 | url = "mysql://root:*******@db/x"
+    |       ^^^^^^^^^^^^^^^^^^^^^^^^^^^
+    = known schemes: sqlite:, postgres://
+
+semel.toml:7:11: `migrate` must be true or false, not a whole number
+  7 | migrate = 3
+    |           ^
+    = write it like `migrate = true`
+
+semel.toml:11:28: `url` is no http URL
+  11 | sink = { webhook = { url = "ftp://x", secrt = "*******" } }
+     |                            ^^^^^^^^^
+     = write it with scheme and host, such as "http://127.0.0.1:8080/events"
+
+semel.toml:11:39: unknown field `secrt` in sink.webhook
+  11 | sink = { webhook = { url = "ftp://x", secrt = "*******" } }
+     |                                       ^^^^^
+     = known here: url
+
+semel.toml:14:15: `concurrency` is 0, outside 1 to 10000
+  14 | concurrency = 0
+     |               ^
+     = write a number from 1 to 10000
+
+semel.toml:15:1: unknown field `url` in [saga]
+  15 | url = "********"
+     | ^^^
+     = it belongs to [store]
+
+8 mistakes in semel.toml"#;
+    assert_eq!(mistakes(text), expected);
+}
+
+#[test]
+fn a_file_that_is_no_toml_names_every_place_it_breaks() {
+    let shown = mistakes("[server\nlisten = \"127.0.0.1:1\"\n[[relay]\nx = = 3\n");
+    for place in [
+        "1:8: unclosed table",
+        "3:9: unclosed array table",
+        "4:5: extra `=`",
+    ] {
+        assert!(shown.contains(place), "{shown}");
+    }
+}
+
+#[test]
+fn secrets_are_shown_in_no_message() {
+    for text in [
+        "[server]\ntoken = \"hunter2\"\n",
+        "[server]\ntokne = \"hunter2\"\n",
+        "[server]\ntoken = [\"hunter2\"]\n",
+        "[server]\ntoken = \"hunter2\n",
+        "[server]\nlisten = 1\nurl = \"postgres://u:hunter2@h/d\"\n",
+        "[store]\nurl = \"postgress://u:hunter2@h/d\"\n",
+        "[store]\nurl = \"hunter2\n",
+        "[store]\nurl = \"${SET}\"\nmigrate = 1\n",
+        "[store]\nurl = \"x${SET}\"\n",
+    ] {
+        let shown = mistakes(text);
+        assert!(!shown.contains("hunter2"), "{text}\ngave\n{shown}");
+    }
+}
+
+#[test]
+fn a_missing_variable_is_named_and_a_set_one_is_used() {
+    let shown = mistakes("[store]\nurl = \"${NOPE}\"\n");
+    assert!(
+        shown.contains("2:7: the environment variable NOPE is not set"),
+        "{shown}"
+    );
+    assert!(shown.contains("export NOPE="), "{shown}");
+    #[cfg(feature = "postgres")]
+    assert_eq!(
+        load("[store]\nurl = \"${SET}\"\n").unwrap().stores[0].url,
+        store::StoreUrl::Postgres("postgres://u:hunter2@db/shop".to_owned())
+    );
+}
+
+#[test]
+fn roles_name_stores_that_are_there() {
+    let relay = "[[relay]]\nname = \"r\"\nsink = { webhook = { url = \"http://x\" } }\n";
+    let shown = mistakes(relay);
+    assert!(
+        shown.contains("1:1: [[relay]] has no store: there is no [store]"),
+        "{shown}"
+    );
+
+    let text = format!("[stores.orders]\nurl = \"sqlite:o.db\"\n{relay}store = \"order\"\n");
+    let shown = mistakes(&text);
+    assert!(shown.contains("there is no store called `order`"), "{shown}");
+    assert!(shown.contains("did you mean \"orders\"?"), "{shown}");
+
+    let text = text.replace("\"order\"", "\"orders\"");
+    assert_eq!(load(&text).unwrap().relays[0].store, "orders");
+}
+
+#[test]
+fn names_and_addresses_are_unique() {
+    let relay = "[[relay]]\nname = \"r\"\nsink = { webhook = { url = \"http://x\" } }\n";
+    let shown = mistakes(&format!("[store]\nurl = \"sqlite:s.db\"\n{relay}{relay}"));
+    assert!(shown.contains("7:8: two [[relay]] are called `r`"), "{shown}");
+
+    let gateway = "[[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:7081\"\nupstream = \"http://x\"\n";
+    let server = "[server]\nlisten = \"127.0.0.1:7081\"\n[store]\nurl = \"sqlite:s.db\"\n";
+    let shown = mistakes(&format!("{server}{gateway}"));
+    assert!(
+        shown.contains("another section listens on 127.0.0.1:7081 already"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn an_address_others_can_reach_needs_a_token() {
+    let shown = mistakes("[server]\nlisten = \"0.0.0.0:7080\"\n");
+    assert!(shown.contains("there is no `token`"), "{shown}");
+    load("[server]\nlisten = \"0.0.0.0:7080\"\ntoken = \"0123456789abcdef\"\n").unwrap();
+}
