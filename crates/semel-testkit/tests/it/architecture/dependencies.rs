@@ -1,0 +1,212 @@
+//! What may depend on what.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::files::{none, root};
+
+const PATTERNS: &[&str] = &["semel-http", "semel-outbox", "semel-inbox", "semel-saga"];
+const BACKENDS: &[&str] = &["semel-sqlite", "semel-postgres", "semel-kafka", "semel-webhook"];
+const DRIVERS: &[&str] = &["sqlx", "sqlx-core", "libsqlite3-sys", "rdkafka", "rdkafka-sys"];
+const IO: &[&str] = &["tokio", "mio", "socket2", "hyper", "axum", "tower", "rustls"];
+
+/// What the rules below would find, and why it may be.
+const EXCEPTIONS: &[(&str, &str)] = &[(
+    "semel-kafka reaches semel-inbox",
+    "its consumer is the engine of the inbox with another source",
+)];
+
+fn cargo(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO"))
+        .args(arguments)
+        .args(["--locked", "--offline"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn metadata() -> Value {
+    serde_json::from_str(&cargo(&["metadata", "--format-version=1", "--all-features"])).unwrap()
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
+fn members(metadata: &Value) -> Vec<&Value> {
+    let ids: BTreeSet<&str> = list(&metadata["workspace_members"]).map(text).collect();
+    list(&metadata["packages"])
+        .filter(|package| ids.contains(text(&package["id"])))
+        .collect()
+}
+
+/// All packages that a build of this one alone, with all its features, pulls in.
+fn reach(package: &str) -> BTreeSet<String> {
+    let tree = cargo(&[
+        "tree",
+        "--package",
+        package,
+        "--all-features",
+        "--edges=normal,build",
+        "--target=all",
+        "--prefix=none",
+        "--format={p}",
+    ]);
+    let names = tree.lines().skip(1).filter_map(|line| line.split(' ').next());
+    names.map(ToOwned::to_owned).collect()
+}
+
+/// `a reaches b` for every forbidden pair, exceptions left out.
+fn reaches(from: &[&str], forbidden: &[&[&str]]) -> Vec<String> {
+    let mut found = Vec::new();
+    for package in from {
+        let reach = reach(package);
+        let bad = forbidden
+            .iter()
+            .copied()
+            .flatten()
+            .filter(|name| reach.contains(**name));
+        found.extend(bad.map(|name| format!("{package} reaches {name}")));
+    }
+    found.retain(|finding| EXCEPTIONS.iter().all(|(exception, _)| exception != finding));
+    found
+}
+
+#[test]
+fn the_core_does_no_io() {
+    let found = reaches(&["semel-core"], &[DRIVERS, IO, PATTERNS, BACKENDS]);
+    none("semel-core is pure (ARCHITECTURE.md)", &found);
+}
+
+#[test]
+fn patterns_know_no_backend_and_backends_know_no_pattern() {
+    let mut found = reaches(PATTERNS, &[BACKENDS, DRIVERS]);
+    found.extend(reaches(BACKENDS, &[PATTERNS]));
+    none(
+        "patterns and backends meet in the traits of semel-core only",
+        &found,
+    );
+}
+
+#[test]
+fn backends_know_only_their_own_server() {
+    let mut found = reaches(&["semel-sqlite"], &[&["sqlx-postgres", "rdkafka-sys"]]);
+    found.extend(reaches(
+        &["semel-postgres"],
+        &[&["libsqlite3-sys", "rdkafka-sys"]],
+    ));
+    found.extend(reaches(&["semel-kafka"], &[&["sqlx-core"]]));
+    found.extend(reaches(&["semel-webhook"], &[DRIVERS]));
+    none("a user of one backend builds no other", &found);
+}
+
+#[test]
+fn nothing_that_ships_needs_the_testkit_or_the_daemon() {
+    let metadata = metadata();
+    let names = members(&metadata)
+        .into_iter()
+        .map(|package| text(&package["name"]));
+    let libraries: Vec<&str> = names
+        .filter(|name| !["semel-benches", "semel-testkit", "semel-daemon"].contains(name))
+        .collect();
+    let mut found = reaches(&libraries, &[&["semel-testkit", "semel-daemon"]]);
+    found.extend(reaches(&["semel-daemon"], &[&["semel-testkit"]]));
+    none(
+        "the testkit is for tests, the daemon is the end of the line",
+        &found,
+    );
+}
+
+fn deny() -> String {
+    fs::read_to_string(root().join("deny.toml")).unwrap()
+}
+
+#[test]
+fn nothing_that_deny_toml_bans_is_in_the_lock_file() {
+    let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
+    let deny = deny();
+    let banned: Vec<&str> = deny
+        .split("crate = \"")
+        .skip(1)
+        .filter_map(|rest| rest.split('"').next())
+        .collect();
+    assert!(banned.contains(&"openssl-sys"), "deny.toml is not read right");
+    let found: Vec<String> = banned
+        .iter()
+        .filter(|name| lock.contains(&format!("name = \"{name}\"\n")))
+        .map(|name| format!("{name}: see its reason in deny.toml"))
+        .collect();
+    none("banned packages in Cargo.lock", &found);
+}
+
+#[test]
+fn every_package_comes_from_the_registry() {
+    let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
+    let found: Vec<String> = lock
+        .lines()
+        .filter(|line| line.starts_with("source = ") && !line.starts_with("source = \"registry+"))
+        .map(ToOwned::to_owned)
+        .collect();
+    none("no git dependencies", &found);
+}
+
+#[test]
+fn licences_are_those_that_deny_toml_allows() {
+    let deny = deny();
+    let allowed: BTreeSet<&str> = deny
+        .split_once("allow = [")
+        .and_then(|(_, rest)| rest.split_once(']'))
+        .map(|(list, _)| list.split('"').skip(1).step_by(2).collect())
+        .unwrap();
+    let mut found = Vec::new();
+    for package in list(&metadata()["packages"]) {
+        // Of what is joined by OR one must be allowed, of what is joined by AND all.
+        let licence = package["license"].as_str().unwrap_or("none").replace('/', " OR ");
+        let met = licence
+            .replace(['(', ')'], "")
+            .split(" AND ")
+            .all(|part| part.split(" OR ").any(|one| allowed.contains(one.trim())));
+        if !met {
+            found.push(format!("{}: {licence}", text(&package["name"])));
+        }
+    }
+    none("licences", &found);
+}
+
+#[test]
+fn every_member_has_the_same_house_rules() {
+    let metadata = metadata();
+    let mut found = Vec::new();
+    for package in members(&metadata) {
+        let name = text(&package["name"]);
+        let manifest = fs::read_to_string(text(&package["manifest_path"])).unwrap();
+        if !manifest.contains("[lints]\nworkspace = true") {
+            found.push(format!("{name}: does not take the workspace's lints"));
+        }
+        if package["license"] != "MIT OR Apache-2.0" || package["edition"] != "2024" {
+            found.push(format!("{name}: another licence or edition"));
+        }
+        if package["description"].as_str().is_none_or(str::is_empty) {
+            found.push(format!("{name}: no description"));
+        }
+        let tests = list(&package["targets"])
+            .filter(|target| list(&target["kind"]).any(|kind| kind == "test"))
+            .count();
+        if tests > 1 {
+            found.push(format!(
+                "{name}: {tests} integration test binaries; one is enough (tests/it/main.rs)"
+            ));
+        }
+    }
+    none("Cargo.toml of the members", &found);
+}

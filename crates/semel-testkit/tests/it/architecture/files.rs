@@ -1,0 +1,112 @@
+//! The files of the repository.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The folder of the workspace.
+pub(super) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .unwrap()
+}
+
+/// One file that could be committed.
+pub(super) struct Source {
+    /// Relative to the workspace, with `/`.
+    pub(super) path: String,
+    pub(super) text: String,
+}
+
+impl Source {
+    pub(super) fn is(&self, extension: &str) -> bool {
+        Path::new(&self.path)
+            .extension()
+            .is_some_and(|this| this == extension)
+    }
+
+    /// Code that ships: not a test, not the testkit, not the benches.
+    pub(super) fn is_product(&self) -> bool {
+        self.is("rs")
+            && self.path.starts_with("crates/")
+            && self.path.contains("/src/")
+            && !self.path.starts_with("crates/semel-testkit/")
+            && !self.path.ends_with("/tests.rs")
+            && !self.path.contains("/tests/")
+    }
+
+    /// The lines that are code of the product, with their numbers: comments and what is under `#[cfg(test)]` left out.
+    pub(super) fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+        let mut in_test = None;
+        let mut after_cfg = false;
+        self.text.lines().enumerate().filter_map(move |(number, line)| {
+            let indent = line.len() - line.trim_start().len();
+            if let Some(start) = in_test {
+                // rustfmt puts the closing brace under the item that it closes.
+                if indent == start && line.trim_start().starts_with('}') {
+                    in_test = None;
+                }
+                return None;
+            }
+            let trimmed = line.trim_start();
+            if trimmed.starts_with("#[cfg(test)]") {
+                after_cfg = true;
+                return None;
+            }
+            if after_cfg && !trimmed.starts_with("#[") {
+                after_cfg = false;
+                if !trimmed.ends_with(';') {
+                    in_test = Some(indent);
+                }
+                return None;
+            }
+            let code = !after_cfg && !trimmed.starts_with("//");
+            code.then_some((number + 1, line))
+        })
+    }
+}
+
+/// Every text file, without what git ignores.
+pub(super) fn all() -> Vec<Source> {
+    let root = root();
+    let mut found = Vec::new();
+    let mut folders = vec![root.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            // In a worktree .git is a file.
+            if ["target", ".git", ".servers"].contains(&name.as_str()) {
+                continue;
+            }
+            if path.is_dir() {
+                folders.push(path);
+            } else if let Ok(text) = fs::read_to_string(&path) {
+                let path = path.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+                found.push(Source { path, text });
+            }
+        }
+    }
+    assert!(
+        found.iter().any(|file| file.path == "Cargo.toml"),
+        "the workspace was not found"
+    );
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found
+}
+
+/// Fails with all findings at once.
+pub(super) fn none(rule: &str, findings: &[String]) {
+    assert!(findings.is_empty(), "{rule}:\n  {}", findings.join("\n  "));
+}
+
+#[test]
+fn code_leaves_out_comments_and_tests() {
+    let file = Source {
+        path: String::new(),
+        text: "//! doc\nfn a() {\n    one();\n    // two();\n}\n#[cfg(test)]\nmod tests {\n    three();\n}\nfn b() {}\n#[cfg(test)]\nmod c;\nfn d() {}\n"
+            .to_owned(),
+    };
+    let code: Vec<&str> = file.code().map(|(_, line)| line.trim()).collect();
+    assert_eq!(code, ["fn a() {", "one();", "}", "fn b() {}", "fn d() {}"]);
+}
