@@ -4,7 +4,7 @@
 //! what a store or broker must carry out; the in-memory [`model`] is the specification that every backend is compared
 //! with. Only [`host`] asks the operating system for anything (time and randomness).
 //!
-//! Begin at [`claim`] (who may run a key), `relay` (how events leave an outbox), `inbox` (how they are taken once) or
+//! Begin at [`claim`] (who may run a key), `relay` (how events leave an outbox), [`inbox`] (how they are taken once) or
 //! `saga` (steps and their compensations).
 
 pub mod claim;
@@ -13,6 +13,7 @@ pub mod error;
 pub mod event;
 pub mod fingerprint;
 pub mod host;
+pub mod inbox;
 pub mod key;
 pub mod limits;
 pub mod model;

@@ -1,8 +1,10 @@
 //! What a backend implements: batch-shaped traits, one per pattern, and what it can do.
 
+mod inbox;
 mod keys;
 mod sink;
 
+pub use inbox::{InboxStore, PARKED_REASON_BYTES_MAX, Parked};
 pub use keys::{KeyStore, KeyStoreExt, Replies};
 pub use sink::{OutboxRow, SINK_ERROR_BYTES_MAX, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder};
 

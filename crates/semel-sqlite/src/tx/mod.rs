@@ -1,3 +1,8 @@
 //! What runs inside your own transaction: marks and events that commit with your rows, or not at all.
 //!
 //! Begin with [`Sqlite::begin`](crate::Sqlite::begin), so that the transaction is a writer from its start.
+
+mod inbox;
+
+pub use inbox::{InboxTx, mark_many};
+pub(crate) use inbox::{hex_array, mark_many_at};

@@ -1,0 +1,288 @@
+//! One webhook delivery: its id, its CloudEvents attributes and its bytes.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName};
+use semel_core::inbox::mark::check_id;
+use semel_core::key::derive;
+use semel_core::limits::LimitExceeded;
+
+/// A webhook delivery in CloudEvents' binary mode, or any POST with an id.
+///
+/// # Which id names it
+/// `Idempotency-Key` (bare or as a quoted structured-field string), else `webhook-id`, else `ce-id` together with
+/// `ce-source`, as CloudEvents ids are unique only within their source. A delivery without any of them is refused:
+/// an id is never made up, since a redelivery would get another one.
+///
+/// # Not yet
+/// CloudEvents' structured and batched modes (`application/cloudevents+json`) are refused with 415, never
+/// taken for plain data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delivery {
+    /// The id to be marked: 1 to 255 bytes.
+    pub id: Bytes,
+    /// CloudEvents `id`.
+    pub event_id: Option<String>,
+    /// CloudEvents `source`.
+    pub source: Option<String>,
+    /// CloudEvents `type`.
+    pub kind: Option<String>,
+    /// CloudEvents `subject`.
+    pub subject: Option<String>,
+    /// CloudEvents `time`, as sent.
+    pub time: Option<String>,
+    /// The ordering key: CloudEvents `partitionkey`.
+    pub key: Option<String>,
+    /// The data's media type.
+    pub content_type: Option<String>,
+    /// W3C trace context.
+    pub traceparent: Option<String>,
+    /// All headers as received.
+    pub headers: HeaderMap,
+    /// The data, byte for byte.
+    pub data: Bytes,
+}
+
+/// Why a request is no delivery. Nothing was done; sending the same again gets the same answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeliveryError {
+    /// No header names it. Page: SEM0601.
+    #[error("SEM0601: the delivery has no id; send Idempotency-Key, webhook-id, or ce-id with ce-source")]
+    NoId,
+    /// A header cannot be read. Page: SEM0602.
+    #[error("SEM0602: header {header}: {why}")]
+    Header {
+        /// Which.
+        header: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The body is larger than allowed. Page: SEM0603.
+    #[error(
+        "SEM0603: the body is larger than {max} bytes; send less, or raise DeliveryLimits::body_bytes_max"
+    )]
+    TooLarge {
+        /// The limit in bytes.
+        max: usize,
+    },
+    /// A content mode that is not understood. Page: SEM0604.
+    #[error("SEM0604: {content_type} is not understood; send CloudEvents in binary mode (ce- headers)")]
+    Mode {
+        /// The media type sent.
+        content_type: String,
+    },
+    /// The body did not arrive whole. Page: SEM0605.
+    #[error("SEM0605: the body did not arrive whole; send the delivery again")]
+    Broken,
+}
+
+impl Delivery {
+    /// A delivery of these headers and this body.
+    ///
+    /// # Errors
+    /// See [`DeliveryError`].
+    pub fn from_parts(headers: HeaderMap, data: Bytes) -> Result<Self, DeliveryError> {
+        let content_type = text(&headers, "content-type")?;
+        if let Some(content_type) = &content_type
+            && content_type
+                .to_ascii_lowercase()
+                .starts_with("application/cloudevents")
+        {
+            return Err(DeliveryError::Mode {
+                content_type: content_type.clone(),
+            });
+        }
+        if let Some(version) = attribute(&headers, "ce-specversion")?
+            && !version.starts_with("1.")
+        {
+            return Err(bad(
+                "ce-specversion",
+                format!("{version} is not understood; send 1.0"),
+            ));
+        }
+        let event_id = attribute(&headers, "ce-id")?;
+        let source = attribute(&headers, "ce-source")?;
+        Ok(Self {
+            id: id(&headers, event_id.as_deref(), source.as_deref())?,
+            event_id,
+            source,
+            kind: attribute(&headers, "ce-type")?,
+            subject: attribute(&headers, "ce-subject")?,
+            time: attribute(&headers, "ce-time")?,
+            key: attribute(&headers, "ce-partitionkey")?,
+            content_type,
+            traceparent: text(&headers, "traceparent")?,
+            headers,
+            data,
+        })
+    }
+}
+
+fn bad(header: &'static str, why: impl Into<String>) -> DeliveryError {
+    DeliveryError::Header {
+        header,
+        why: why.into(),
+    }
+}
+
+fn id(headers: &HeaderMap, event_id: Option<&str>, source: Option<&str>) -> Result<Bytes, DeliveryError> {
+    let limit = |header| move |limit: LimitExceeded| bad(header, limit.to_string());
+    if let Some(value) = text(headers, "idempotency-key")? {
+        let id = unquote(&value).ok_or_else(|| {
+            bad(
+                "idempotency-key",
+                "neither a bare key nor a structured-field string",
+            )
+        })?;
+        check_id(id.as_bytes()).map_err(limit("idempotency-key"))?;
+        return Ok(id.into());
+    }
+    if let Some(id) = text(headers, "webhook-id")? {
+        check_id(id.as_bytes()).map_err(limit("webhook-id"))?;
+        return Ok(id.into());
+    }
+    match (event_id, source) {
+        (Some(""), _) => Err(bad("ce-id", "it is empty")),
+        (Some(id), Some(source)) => Ok(Bytes::copy_from_slice(&derive(&[
+            source.as_bytes(),
+            id.as_bytes(),
+        ]))),
+        (Some(_), None) => Err(bad(
+            "ce-source",
+            "it is missing, and ce-id is unique only within its source",
+        )),
+        (None, _) => Err(DeliveryError::NoId),
+    }
+}
+
+/// A header's one value as text.
+fn text(headers: &HeaderMap, name: &'static str) -> Result<Option<String>, DeliveryError> {
+    let mut values = headers.get_all(HeaderName::from_static(name)).iter();
+    let Some(value) = values.next() else {
+        return Ok(None);
+    };
+    if values.next().is_some() {
+        return Err(bad(name, "it stands more than once"));
+    }
+    match value.to_str() {
+        Ok(text) => Ok(Some(text.to_owned())),
+        Err(_) => Err(bad(name, "it holds bytes that are not printable ASCII")),
+    }
+}
+
+/// A CloudEvents attribute: text with `%XX` for what does not fit into a header.
+fn attribute(headers: &HeaderMap, name: &'static str) -> Result<Option<String>, DeliveryError> {
+    let Some(text) = text(headers, name)? else {
+        return Ok(None);
+    };
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        let escaped = (first == b'%').then(|| tail.get(..2)).flatten();
+        let value = escaped
+            .and_then(|hex| std::str::from_utf8(hex).ok())
+            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        match value {
+            Some(value) => {
+                bytes.push(value);
+                rest = &tail[2..];
+            }
+            // A stray % stands for itself, as receivers of the binding are told to read it.
+            None => {
+                bytes.push(first);
+                rest = tail;
+            }
+        }
+    }
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(Some(text)),
+        Err(_) => Err(bad(name, "its percent-encoded bytes are not UTF-8")),
+    }
+}
+
+/// A structured-field string, or a bare key.
+fn unquote(value: &str) -> Option<String> {
+    let Some(quoted) = value.strip_prefix('"') else {
+        return (!value.contains(['"', ',', ' ', '\t'])).then(|| value.to_owned());
+    };
+    let mut text = String::new();
+    let mut chars = quoted.chars();
+    loop {
+        match chars.next()? {
+            '"' => return chars.next().is_none().then_some(text),
+            '\\' => match chars.next()? {
+                c @ ('"' | '\\') => text.push(c),
+                _ => return None,
+            },
+            c => text.push(c),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn delivery(pairs: &[(&'static str, &str)]) -> Result<Delivery, DeliveryError> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, value.parse().unwrap());
+        }
+        Delivery::from_parts(headers, Bytes::from_static(b"x"))
+    }
+
+    #[test]
+    fn bare_and_quoted_keys_name_the_same_delivery() {
+        let bare = delivery(&[("idempotency-key", "order-7")]).unwrap();
+        let quoted = delivery(&[("idempotency-key", r#""order-7""#)]).unwrap();
+        assert_eq!(bare.id, quoted.id);
+        let escaped = delivery(&[("idempotency-key", r#""a\"b\\c""#)]).unwrap();
+        assert_eq!(escaped.id, r#"a"b\c"#);
+    }
+
+    #[test]
+    fn the_event_id_counts_only_within_its_source() {
+        let a = delivery(&[("ce-id", "1"), ("ce-source", "/a")]).unwrap();
+        let b = delivery(&[("ce-id", "1"), ("ce-source", "/b")]).unwrap();
+        assert_ne!(a.id, b.id);
+        assert!(delivery(&[("ce-id", "1")]).is_err());
+    }
+
+    #[test]
+    fn a_delivery_without_an_id_is_refused_never_given_a_random_one() {
+        assert_eq!(delivery(&[]).unwrap_err(), DeliveryError::NoId);
+    }
+
+    #[test]
+    fn bad_ids_are_refused_with_the_header_named() {
+        let long = "k".repeat(256);
+        for pairs in [
+            &[("idempotency-key", "")][..],
+            &[("idempotency-key", r#""""#)],
+            &[("idempotency-key", r#""open"#)],
+            &[("idempotency-key", r#""a";p=1"#)],
+            &[("idempotency-key", "a, b")],
+            &[("idempotency-key", "a"), ("idempotency-key", "a")],
+            &[("idempotency-key", &long)],
+        ] {
+            let error = delivery(pairs).unwrap_err().to_string();
+            assert!(error.contains("idempotency-key"), "{pairs:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn attributes_are_percent_decoded() {
+        let it = delivery(&[("webhook-id", "w"), ("ce-subject", "caf%C3%A9 100%")]).unwrap();
+        assert_eq!(it.subject.as_deref(), Some("caf\u{e9} 100%"));
+        assert!(delivery(&[("webhook-id", "w"), ("ce-subject", "%FF")]).is_err());
+    }
+
+    #[test]
+    fn structured_mode_and_other_versions_are_refused_not_misread() {
+        let structured = delivery(&[
+            ("idempotency-key", "k"),
+            ("content-type", "application/cloudevents+json"),
+        ]);
+        assert!(matches!(structured, Err(DeliveryError::Mode { .. })));
+        assert!(delivery(&[("idempotency-key", "k"), ("ce-specversion", "2.0")]).is_err());
+    }
+}
