@@ -17,6 +17,8 @@ mod gateway;
 mod migrate;
 mod out;
 mod run;
+mod runtime;
+mod store;
 
 use std::process::ExitCode;
 

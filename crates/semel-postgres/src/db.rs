@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use semel_core::{ErrorKind, StoreError, Timestamp};
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
-use sqlx::{Postgres as Driver, Transaction};
+use sqlx::{ConnectOptions as _, Connection as _, Postgres as Driver, Transaction};
 
 use crate::config::Config;
 use crate::error::{classify, commit_failed};
@@ -37,12 +37,17 @@ impl Postgres {
                 ("synchronous_commit", "on"),
                 ("default_transaction_isolation", "read committed"),
             ]);
+        let failed = |error| classify("connect", error);
+        // One connection by hand: the pool would try until its time-out and then hide why it was refused.
+        let first = tokio::time::timeout(config.acquire_timeout, options.connect())
+            .await
+            .map_err(|_| failed(sqlx::Error::PoolTimedOut))?
+            .map_err(failed)?;
+        first.close().await.map_err(failed)?;
         let pool = PgPoolOptions::new()
             .max_connections(config.connections_max)
             .acquire_timeout(config.acquire_timeout)
-            .connect_with(options)
-            .await
-            .map_err(|error| classify("connect", error))?;
+            .connect_lazy_with(options);
         Ok(Self { pool })
     }
 

@@ -1,11 +1,107 @@
-//! `semel run`.
+//! `semel run`: starts what the configuration names, keeps it going, stops it when told to.
+//!
+//! # Guarantees
+//! - A role that fails is started again with back-off; one that needs a person (a wrong schema, another database than
+//!   before) stays stopped, and the others go on. `/readyz` names each with its reason.
+//! - SIGTERM and SIGINT stop accepting, let what runs end for at most `stop_ms_max`, then exit with 0; a second signal
+//!   exits at once. Either way the state is what the stores hold: being cut off here is a crash like any other.
+//!
+//! # Not guaranteed
+//! That two daemons with the same configuration share work evenly: leases decide who does what.
+
+mod health;
+mod listen;
+mod log;
+mod metrics;
+mod problem;
+mod server;
+mod signals;
+mod stores;
+mod supervise;
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::cli::RunArgs;
+use crate::config::{self, Config};
 use crate::exit::Exit;
-use crate::out;
+use crate::{out, runtime};
 
-/// Runs the roles of the configuration until told to stop.
-pub(crate) fn run(_args: &RunArgs) -> Exit {
-    out::error("semel run is not there yet");
+use health::Health;
+use listen::Bound;
+use metrics::Metrics;
+use stores::Stores;
+
+/// What every role is handed.
+pub(crate) struct Context {
+    /// Told to stop; roles drain then.
+    pub(crate) stop: CancellationToken,
+    /// Every task of the daemon, waited for at the end.
+    pub(crate) tasks: TaskTracker,
+    /// What `/readyz` says.
+    pub(crate) health: Health,
+    /// What `/metrics` says.
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+/// Runs until told to stop.
+pub(crate) fn run(args: &RunArgs) -> Exit {
+    let config = match config::load(&args.config.path) {
+        Ok(config) => config,
+        Err(report) => {
+            out::error(report);
+            return Exit::Usage;
+        }
+    };
+    if let Err(message) = log::init(args) {
+        out::error(message);
+        return Exit::Usage;
+    }
+    runtime::daemon(serve(config))
+}
+
+async fn serve(config: Config) -> Exit {
+    let context = Arc::new(Context {
+        stop: CancellationToken::new(),
+        tasks: TaskTracker::new(),
+        health: Health::default(),
+        metrics: Arc::new(Metrics::new()),
+    });
+    // Ports first: a second daemon by mistake should say so before it touches anything.
+    let server = match Bound::bind(config.server.listen, "[server] listen").await {
+        Ok(bound) => bound,
+        Err(error) => return refuse(&error),
+    };
+    let signals = match signals::watch(context.stop.clone()) {
+        Ok(signals) => signals,
+        Err(error) => return refuse(&error),
+    };
+
+    let _stores = Stores::open(&config.stores, &context);
+    tracing::info!(address = %server.address(), version = env!("CARGO_PKG_VERSION"), "semel listens");
+    server::start(server, &config.server, &context);
+
+    context.stop.cancelled().await;
+    tracing::info!("stopping");
+    context.tasks.close();
+    if tokio::time::timeout(config.server.stop_max, context.tasks.wait())
+        .await
+        .is_err()
+    {
+        tracing::warn!(
+            stop_ms_max = u64::try_from(config.server.stop_max.as_millis()).unwrap_or(u64::MAX),
+            unfinished = context.tasks.len(),
+            "cut off what did not end in time; it goes on after the next start"
+        );
+    }
+    signals.abort();
+    tracing::info!("stopped");
+    Exit::Ok
+}
+
+fn refuse(error: &dyn std::error::Error) -> Exit {
+    tracing::error!("{}", semel_core::error::chain(error));
     Exit::Failed
 }

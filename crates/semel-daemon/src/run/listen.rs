@@ -1,0 +1,130 @@
+//! Listening sockets, with limits that a slow or greedy client cannot get past.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use super::Context;
+
+/// Connections of one listener at a time; more wait in the system's queue.
+pub(crate) const CONNECTIONS_MAX: usize = 1_024;
+
+/// How long a client may take to send a request's head.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A port that cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[error("{code}: cannot listen on {address} ({field}): {why}", code = "SEM0302")]
+pub(crate) struct PortError {
+    address: SocketAddr,
+    field: &'static str,
+    why: String,
+}
+
+/// A bound port that accepts nobody yet.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl Bound {
+    /// Takes a port; `field` is what the configuration calls it.
+    ///
+    /// # Errors
+    /// Somebody has it, or this user may not; the message says what to do.
+    pub(crate) async fn bind(address: SocketAddr, field: &'static str) -> Result<Self, PortError> {
+        let failed = |error: &io::Error| {
+            let port = address.port();
+            let why = match error.kind() {
+                io::ErrorKind::AddrInUse => format!(
+                    "another process has port {port}; stop it (`ss -ltnp 'sport = :{port}'` names it) or set another port"
+                ),
+                io::ErrorKind::PermissionDenied => {
+                    format!("this user may not use port {port}; set one above 1023")
+                }
+                io::ErrorKind::AddrNotAvailable => {
+                    format!(
+                        "this machine has no address {}; set one that it has",
+                        address.ip()
+                    )
+                }
+                _ => error.to_string(),
+            };
+            PortError { address, field, why }
+        };
+        let listener = TcpListener::bind(address).await.map_err(|error| failed(&error))?;
+        let address = listener.local_addr().map_err(|error| failed(&error))?;
+        Ok(Self { listener, address })
+    }
+
+    /// The address, with the port that the system chose where 0 was asked for.
+    pub(crate) const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until the daemon stops; then finishes the requests that run.
+    pub(crate) async fn serve(self, router: Router, context: Arc<Context>) {
+        let graceful = GracefulShutdown::new();
+        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        loop {
+            let accepted = tokio::select! {
+                () = context.stop.cancelled() => break,
+                accepted = accept(&self.listener, &places) => accepted,
+            };
+            let Some((stream, place)) = accepted else { continue };
+            let mut server = auto::Builder::new(TokioExecutor::new());
+            server
+                .http1()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_TIMEOUT);
+            server
+                .http2()
+                .timer(TokioTimer::new())
+                .max_concurrent_streams(100);
+            let service = TowerToHyperService::new(router.clone());
+            let connection = server
+                .serve_connection(TokioIo::new(stream), service)
+                .into_owned();
+            let connection = graceful.watch(connection);
+            context.tasks.spawn(async move {
+                if let Err(error) = connection.await {
+                    tracing::debug!(error = %error, "a connection broke");
+                }
+                drop(place);
+            });
+        }
+        drop(self.listener);
+        graceful.shutdown().await;
+    }
+}
+
+/// The next connection and its place.
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> Option<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+    let place = Arc::clone(places).acquire_owned().await.ok()?;
+    match listener.accept().await {
+        Ok((stream, _)) => {
+            // Small answers should not wait for each other; a socket that cannot do that still works.
+            let _ = stream.set_nodelay(true);
+            Some((stream, place))
+        }
+        Err(error) => {
+            // Out of file descriptors, mostly: going on at once would only spin.
+            tracing::warn!(error = %error, "cannot accept a connection");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            None
+        }
+    }
+}

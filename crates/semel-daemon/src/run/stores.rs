@@ -1,0 +1,141 @@
+//! The stores of the configuration: opened in the background, watched, and handed to the roles when they are ready.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel_core::error::chain;
+use semel_core::{ErrorKind, RetryPolicy, StoreError};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::Context;
+use super::health::Part;
+use crate::config::StoreConfig;
+use crate::store::Store;
+
+/// How often an open store is asked whether it is still there.
+const PROBE: Duration = Duration::from_secs(5);
+
+/// How long a probe may take before the store counts as away.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Opening again after a failure.
+pub(crate) fn backoff() -> RetryPolicy {
+    RetryPolicy {
+        initial_ms: 200,
+        cap_ms: 5_000,
+        ..RetryPolicy::forever()
+    }
+}
+
+/// Stores by name.
+#[derive(Debug, Clone)]
+pub(crate) struct Stores(HashMap<String, watch::Receiver<Option<Store>>>);
+
+impl Stores {
+    /// Begins to open each of them.
+    pub(crate) fn open(configs: &[StoreConfig], context: &Arc<Context>) -> Self {
+        let stores = configs.iter().map(|config| {
+            let (ready, handle) = watch::channel(None);
+            let part = context.health.part("store", &config.name);
+            let keeper = keep(config.clone(), part, ready, context.stop.clone());
+            context.tasks.spawn(keeper);
+            (config.name.clone(), handle)
+        });
+        Self(stores.collect())
+    }
+
+    /// The store once it is open with the right schema. The configuration was checked, so the name is known.
+    pub(crate) fn handle(&self, name: &str) -> Handle {
+        Handle(self.0.get(name).cloned())
+    }
+}
+
+/// A store that may not be open yet. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Handle(Option<watch::Receiver<Option<Store>>>);
+
+impl Handle {
+    /// The store, as soon as it is open. Never ends when the daemon stops before that: select against `stop`.
+    pub(crate) async fn ready(&self) -> Store {
+        if let Some(mut receiver) = self.0.clone()
+            && let Ok(store) = receiver.wait_for(Option::is_some).await
+            && let Some(store) = store.clone()
+        {
+            return store;
+        }
+        std::future::pending().await
+    }
+
+    /// The store, if it is open now.
+    pub(crate) fn now(&self) -> Option<Store> {
+        self.0.as_ref().and_then(|receiver| receiver.borrow().clone())
+    }
+}
+
+/// Opens a store, tells the roles, and looks after it until the end.
+async fn keep(config: StoreConfig, part: Part, ready: watch::Sender<Option<Store>>, stop: CancellationToken) {
+    let policy = backoff();
+    let mut failures = 0;
+    let store = loop {
+        let attempt = tokio::select! {
+            () = stop.cancelled() => return,
+            attempt = open(&config) => attempt,
+        };
+        match attempt {
+            Ok(store) => break store,
+            // A database that is being set up, or about to be migrated, is waited for. A newer one never fits.
+            Err(error) => part.waiting(chain(&error)),
+        }
+        failures += 1;
+        let wait = policy
+            .delay_ms(failures, 0, semel_core::host::dice())
+            .unwrap_or(policy.cap_ms);
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(Duration::from_millis(wait)) => {}
+        }
+    };
+    part.ready();
+    ready.send_replace(Some(store.clone()));
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            () = tokio::time::sleep(PROBE) => {}
+        }
+        match tokio::time::timeout(PROBE_TIMEOUT, store.check_schema(&config.name)).await {
+            Ok(Ok(())) => part.ready(),
+            Ok(Err(error)) => part.waiting(chain(&error)),
+            Err(_) => part.waiting(format!("no answer within {} s", PROBE_TIMEOUT.as_secs())),
+        }
+    }
+}
+
+async fn open(config: &StoreConfig) -> Result<Store, StoreError> {
+    let store = Store::open(config).await?;
+    let ready = if config.migrate {
+        store.migrate().await.map(|ran| {
+            if ran > 0 {
+                tracing::info!(store = config.name, scripts = ran, "tables installed or upgraded");
+            }
+        })
+    } else {
+        store.check_schema(&config.name).await
+    };
+    match ready {
+        Ok(()) => Ok(store),
+        Err(error) => {
+            store.close().await;
+            Err(error)
+        }
+    }
+}
+
+/// Whether a role that ended with this error can be started again as it is.
+pub(crate) const fn needs_a_person(error: &StoreError) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Schema | ErrorKind::IdentityChanged | ErrorKind::Corrupt | ErrorKind::Invalid
+    )
+}

@@ -1,0 +1,123 @@
+//! An open store of either kind, for `run`, `check` and `migrate`.
+
+use semel_core::{ErrorKind, StoreError};
+#[cfg(feature = "postgres")]
+use semel_postgres::Postgres;
+use semel_sqlite::Sqlite;
+
+use crate::config::StoreConfig;
+use crate::config::store::StoreUrl;
+
+/// An open store. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) enum Store {
+    /// A file.
+    Sqlite(Sqlite),
+    /// A database.
+    #[cfg(feature = "postgres")]
+    Postgres(Postgres),
+}
+
+impl Store {
+    /// Opens it; changes nothing but makes a missing SQLite file.
+    ///
+    /// # Errors
+    /// It cannot be reached or is none.
+    pub(crate) async fn open(config: &StoreConfig) -> Result<Self, StoreError> {
+        match &config.url {
+            StoreUrl::Sqlite(path) => {
+                let mut sqlite = semel_sqlite::Config::new(path);
+                sqlite.busy_timeout = config.acquire_timeout;
+                sqlite.readers = config.connections_max.min(SQLITE_READERS_MAX);
+                Ok(Self::Sqlite(Sqlite::open(sqlite).await?))
+            }
+            #[cfg(feature = "postgres")]
+            StoreUrl::Postgres(url) => {
+                let mut postgres = semel_postgres::Config::new(url);
+                postgres.connections_max = config.connections_max;
+                postgres.acquire_timeout = config.acquire_timeout;
+                Ok(Self::Postgres(Postgres::connect(postgres).await?))
+            }
+            #[cfg(not(feature = "postgres"))]
+            StoreUrl::Postgres(_) => Err(StoreError::new(
+                ErrorKind::Invalid,
+                "open",
+                "this build of semel has no PostgreSQL; build it with: cargo build --release --features postgres",
+            )),
+        }
+    }
+
+    /// Installs or upgrades the schema; how many scripts it ran.
+    ///
+    /// # Errors
+    /// The schema is newer than this build knows, or the store is away.
+    pub(crate) async fn migrate(&self) -> Result<usize, StoreError> {
+        match self {
+            Self::Sqlite(db) => db.migrate().await,
+            #[cfg(feature = "postgres")]
+            Self::Postgres(db) => db.migrate().await,
+        }
+    }
+
+    /// The schema's version; 0 when there is none.
+    ///
+    /// # Errors
+    /// The schema is newer than this build knows, or the store is away.
+    pub(crate) async fn schema_version(&self) -> Result<i64, StoreError> {
+        match self {
+            Self::Sqlite(db) => db.schema_version().await,
+            #[cfg(feature = "postgres")]
+            Self::Postgres(db) => db.schema_version().await,
+        }
+    }
+
+    /// The newest schema this build knows.
+    pub(crate) const fn schema_known(&self) -> i64 {
+        match self {
+            Self::Sqlite(_) => semel_sqlite::SCHEMA_VERSION,
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => semel_postgres::SCHEMA_VERSION,
+        }
+    }
+
+    /// Refuses a schema that is missing or older than this build needs.
+    ///
+    /// # Errors
+    /// `Schema`, saying what to run.
+    pub(crate) async fn check_schema(&self, name: &str) -> Result<(), StoreError> {
+        let (found, known) = (self.schema_version().await?, self.schema_known());
+        if found == known {
+            return Ok(());
+        }
+        let what = if found == 0 {
+            format!("the store `{name}` has no tables of Semel")
+        } else {
+            format!("the schema of the store `{name}` is version {found}, this build needs {known}")
+        };
+        let text = format!("{what}: run `semel migrate`, or set migrate = true for it");
+        Err(StoreError::new(ErrorKind::Schema, "check", text))
+    }
+
+    /// Closes its connections.
+    pub(crate) async fn close(&self) {
+        match self {
+            Self::Sqlite(db) => db.close().await,
+            #[cfg(feature = "postgres")]
+            Self::Postgres(db) => db.close().await,
+        }
+    }
+}
+
+/// Reading connections to a SQLite file at most: each is a thread.
+const SQLITE_READERS_MAX: u32 = 4;
+
+/// The schema of a kind of store as one script.
+pub(crate) fn script(url: &StoreUrl) -> String {
+    match url {
+        StoreUrl::Sqlite(_) => semel_sqlite::script(),
+        #[cfg(feature = "postgres")]
+        StoreUrl::Postgres(_) => semel_postgres::script(),
+        #[cfg(not(feature = "postgres"))]
+        StoreUrl::Postgres(_) => String::new(),
+    }
+}
