@@ -9,8 +9,6 @@
 )]
 
 pub mod children;
-pub mod clock;
 pub mod crash;
-pub mod laws;
 pub mod proxy;
 pub mod servers;

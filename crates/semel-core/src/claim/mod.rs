@@ -25,7 +25,6 @@
 
 mod record;
 mod request;
-pub mod row;
 pub mod step;
 
 pub use record::{

@@ -9,6 +9,5 @@ mod architecture;
 mod children;
 mod crash;
 mod kafka;
-mod key_laws;
 mod proxy;
 mod servers;

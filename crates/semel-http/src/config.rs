@@ -1,0 +1,137 @@
+//! Settings of a layer, each with its default and its limit.
+
+use http::Method;
+use http::header::HeaderName;
+use semel_core::limits::{self, LimitExceeded};
+use semel_core::{Keep, OwnerLost, RetryPolicy};
+
+use crate::headers::IDEMPOTENCY_KEY;
+use crate::key::KeyForm;
+use crate::policy::{Guarantee, StatusPolicy};
+
+/// Settings of a layer. `Config::default()` is meant to be right for most services.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The header that carries the key. Default `Idempotency-Key`.
+    pub header: HeaderName,
+    /// Which forms of a key are taken. Default quoted and bare.
+    pub key_form: KeyForm,
+    /// Bytes of a key at most, decoded: 1 to 255. Default 255.
+    pub key_bytes_max: usize,
+    /// Methods that must carry a key; others may. Safe methods ignore it. Default none.
+    pub required_for: Vec<Method>,
+    /// Bytes of a keyed request's body at most; more is 413. Default 1 MiB.
+    pub request_bytes_max: usize,
+    /// Bytes of an answer's body that are kept at most; the first caller gets a larger one whole, a retry is told
+    /// "done, answer not kept". Default 960 KiB; the stored form with its headers has a limit of its own,
+    /// [`limits::OUTCOME_BYTES_MAX`].
+    pub response_bytes_max: usize,
+    /// Headers outside the fingerprint's own that count as a part of what was asked. Default none.
+    pub fingerprint_headers: Vec<HeaderName>,
+    /// Milliseconds of a claim; renewed at a third while the handler runs. A crashed process blocks a key for this
+    /// long before it reads as unknown. Default 30 000.
+    pub lease_ms: i64,
+    /// What becomes of a key whose process died: unknown (the default), or run again by the next request.
+    pub owner_lost: OwnerLost,
+    /// How long answers are kept, from completion, and how long after that a late retry is still refused instead of
+    /// run. Default a day, then 30 days.
+    pub keep: Keep,
+    /// Milliseconds that a duplicate waits for the first one's answer before 409. 0 answers at once. Default 10 000.
+    pub wait_ms_max: u64,
+    /// Duplicates of one key that wait at most; more get 409 at once. Default 64.
+    pub waiters_per_key_max: usize,
+    /// Duplicates of all keys that wait at most, in this process. Default 4 096.
+    pub waiters_max: usize,
+    /// Keyed requests that run at most, in this process; more get 503. Waiting ones do not count. Default 4 096.
+    pub running_max: usize,
+    /// Milliseconds after which a run's claim is no longer renewed: the key then reads as unknown until the handler
+    /// ends (under [`OwnerLost::Rerun`] the handler is stopped). Default 10 minutes.
+    pub run_ms_max: u64,
+    /// Milliseconds that one call to the store may take. Default 5 000.
+    pub store_ms_max: u64,
+    /// How long an outcome that could not be stored is tried again, after its answer was sent. Default 50 ms growing
+    /// to 5 s, for 10 minutes.
+    pub completion_retry: RetryPolicy,
+    /// What each status means. See [`StatusPolicy`].
+    pub status: StatusPolicy,
+    /// The strength told to callers. Default guarded.
+    pub guarantee: Guarantee,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            header: IDEMPOTENCY_KEY,
+            key_form: KeyForm::Lenient,
+            key_bytes_max: limits::KEY_ID_BYTES_MAX,
+            required_for: Vec::new(),
+            request_bytes_max: 1 << 20,
+            response_bytes_max: 960 << 10,
+            fingerprint_headers: Vec::new(),
+            lease_ms: 30_000,
+            owner_lost: OwnerLost::Hold,
+            keep: Keep::default(),
+            wait_ms_max: 10_000,
+            waiters_per_key_max: 64,
+            waiters_max: 4_096,
+            running_max: 4_096,
+            run_ms_max: 600_000,
+            store_ms_max: 5_000,
+            completion_retry: RetryPolicy {
+                initial_ms: 50,
+                cap_ms: 5_000,
+                attempts_max: u32::MAX,
+                total_ms_max: 600_000,
+                ..RetryPolicy::default()
+            },
+            status: StatusPolicy::default(),
+            guarantee: Guarantee::Guarded,
+        }
+    }
+}
+
+impl Config {
+    /// Refuses settings outside their limits.
+    ///
+    /// # Errors
+    /// The first one, by name.
+    pub fn check(&self) -> Result<(), LimitExceeded> {
+        let help = "choose a value within the limit";
+        limits::check(
+            "key_bytes_max",
+            "bytes",
+            self.key_bytes_max as u64,
+            1,
+            limits::KEY_ID_BYTES_MAX as u64,
+            help,
+        )?;
+        limits::check(
+            "response_bytes_max",
+            "bytes",
+            self.response_bytes_max as u64,
+            0,
+            limits::OUTCOME_BYTES_MAX as u64,
+            help,
+        )?;
+        // Below 3 ms a renewal at a third would come at once, for ever.
+        limits::check(
+            "lease_ms",
+            "ms",
+            u64::try_from(self.lease_ms).unwrap_or(0),
+            3,
+            limits::LEASE_MS_MAX as u64,
+            help,
+        )?;
+        self.keep.check()?;
+        limits::check(
+            "running_max",
+            "requests",
+            self.running_max as u64,
+            1,
+            1 << 20,
+            help,
+        )?;
+        limits::check("run_ms_max", "ms", self.run_ms_max, 1, u64::MAX, help)?;
+        limits::check("store_ms_max", "ms", self.store_ms_max, 1, u64::MAX, help)
+    }
+}

@@ -1,0 +1,22 @@
+//! The header names of Semel on the wire.
+
+use http::header::HeaderName;
+
+/// The client's key: a Structured Field String or a bare token.
+pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// `true` on an answer that was stored earlier.
+pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+/// What is known about the operation: see [`OutcomeWord`](crate::policy::OutcomeWord).
+pub const SEMEL_OUTCOME: HeaderName = HeaderName::from_static("semel-outcome");
+/// The strength in force: see [`Guarantee`](crate::Guarantee).
+pub const SEMEL_GUARANTEE: HeaderName = HeaderName::from_static("semel-guarantee");
+/// Until when a retry gets the same answer: RFC 3339, UTC.
+pub const SEMEL_RETAINED_UNTIL: HeaderName = HeaderName::from_static("semel-retained-until");
+/// Set by a handler whose answer must not be stored; a retry is told "done, answer not kept". Never sent on.
+pub const SEMEL_NO_STORE: HeaderName = HeaderName::from_static("semel-no-store");
+/// The claim's fencing token, for an upstream.
+pub const SEMEL_TOKEN: HeaderName = HeaderName::from_static("semel-token");
+/// Which attempt this is, from 1, for an upstream.
+pub const SEMEL_ATTEMPT: HeaderName = HeaderName::from_static("semel-attempt");
+/// Milliseconds that the caller will wait, from when it sent the request.
+pub const SEMEL_DEADLINE_MS: HeaderName = HeaderName::from_static("semel-deadline-ms");

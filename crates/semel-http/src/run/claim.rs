@@ -1,0 +1,62 @@
+//! Asking the store for a claim, and taking it back when no answer comes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel_core::error::chain;
+use semel_core::{Claim, ClaimReply, ErrorKind, KeyStoreExt, Release, Retry};
+
+use super::finish;
+use crate::shared::Shared;
+
+/// Times that a claim is sent at most.
+const CLAIMS_MAX: u32 = 3;
+/// Pause before it is sent again.
+const CLAIM_PAUSE: Duration = Duration::from_millis(20);
+
+/// The store's reply; `None` when there is none, and then the claim is withdrawn should it still arrive (rule K4).
+/// Sending it again is safe: the same nonce gets the same token (rule K3).
+pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Option<ClaimReply> {
+    let mut may_have_arrived = false;
+    let asked = tokio::time::timeout(shared.store_timeout(), async {
+        for n in 1..=CLAIMS_MAX {
+            match shared.store.claim(claim).await {
+                Ok(reply) => return Some(reply),
+                Err(error) => {
+                    let again = match error.retry() {
+                        Retry::Never => false,
+                        Retry::Later => error.kind() != ErrorKind::Unavailable,
+                        Retry::OutcomeUnknown => {
+                            may_have_arrived = true;
+                            true
+                        }
+                    };
+                    tracing::warn!(key = %claim.key, n, error = chain(&error), "claim failed");
+                    if !again {
+                        return None;
+                    }
+                }
+            }
+            tokio::time::sleep(CLAIM_PAUSE).await;
+        }
+        None
+    })
+    .await;
+    match asked {
+        Ok(Some(reply)) => return Some(reply),
+        Ok(None) => {}
+        Err(_) => {
+            tracing::warn!(key = %claim.key, store_ms_max = shared.config.store_ms_max, "the store gave no answer to a claim in time");
+            may_have_arrived = true;
+        }
+    }
+    if may_have_arrived {
+        let withdrawal = Release {
+            key: claim.key.clone(),
+            nonce: claim.nonce,
+            token: None,
+        };
+        finish::release_in_background(shared, withdrawal);
+    }
+    None
+}

@@ -1,0 +1,253 @@
+//! The end of a run: the record first, then the answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Response;
+use semel_core::error::chain;
+use semel_core::host::dice;
+use semel_core::{
+    Clock, Completion, ErrorKind, KeyStoreExt, LeaseReply, Release, StoredOutcome, SystemClock, Timestamp,
+    crash_point, limits,
+};
+
+use super::produce::Produced;
+use super::renew::Stopped;
+use super::{Owned, Turn, TurnSender, keep, replay};
+use crate::body::Body;
+use crate::policy::{Ending, KeepFor, OutcomeWord};
+use crate::problem::ProblemKind;
+use crate::shared::Shared;
+
+/// What storing an outcome came to.
+enum Stored {
+    /// It is durable, and kept so long.
+    Until(Timestamp),
+    /// The store gave no answer: the effect exists, so the answer goes out and storing goes on behind it.
+    Later,
+    /// The key is no longer ours.
+    Lost,
+}
+
+pub(super) async fn finish<S, E>(
+    shared: &Arc<Shared>,
+    owned: &Owned,
+    produced: Result<Produced<E>, Stopped>,
+    turn: Option<TurnSender<S, E>>,
+) {
+    let send = |answer: Result<Response<Body>, E>| {
+        if let Some(turn) = turn {
+            let _ = turn.send(Turn::Answer(answer));
+        }
+    };
+    match produced {
+        Ok(Produced::Whole(parts, body, ending)) => {
+            let keep_for = parts.extensions.get::<KeepFor>().map(|asked| asked.0);
+            let outcome = keep::whole(ending, &parts, body.clone());
+            let answer = match complete(shared, owned, outcome, keep_for).await {
+                Stored::Lost => what_the_record_says(shared, owned).await,
+                stored => {
+                    let mut response = Response::from_parts(parts, Body::whole(body));
+                    let until = if let Stored::Until(until) = stored {
+                        Some(until)
+                    } else {
+                        None
+                    };
+                    let word = match ending {
+                        Ending::Refuse => OutcomeWord::Refused,
+                        _ => OutcomeWord::Succeeded,
+                    };
+                    shared.stamp(&mut response, word, until);
+                    response
+                }
+            };
+            send(Ok(answer));
+        }
+        Ok(Produced::Streamed(pump, outcome)) => match complete(shared, owned, outcome, None).await {
+            Stored::Until(_) | Stored::Later => pump.end().await,
+            Stored::Lost => {
+                pump.break_off("the key was settled by somebody else while this answer was sent")
+                    .await;
+            }
+        },
+        Ok(Produced::Unstored(mut response, ending)) => {
+            match ending {
+                // The claim is left to end by itself: time makes it unknown (rule K1).
+                Ending::Unknown => shared.stamp(&mut response, OutcomeWord::Unknown, None),
+                // The inner Semel's own word stays.
+                Ending::Defer => {
+                    let word = OutcomeWord::read(response.headers().get(crate::headers::SEMEL_OUTCOME));
+                    give_back(shared, owned).await;
+                    shared.stamp(&mut response, word.unwrap_or(OutcomeWord::Running), None);
+                }
+                Ending::Store | Ending::Refuse | Ending::Forget | Ending::Release => {
+                    let word = OutcomeWord::read(response.headers().get(crate::headers::SEMEL_OUTCOME));
+                    give_back(shared, owned).await;
+                    let word = word.filter(|word| *word == OutcomeWord::Mismatch);
+                    shared.stamp(&mut response, word.unwrap_or(OutcomeWord::Refused), None);
+                }
+            }
+            send(Ok(response));
+        }
+        Ok(Produced::Failed(error)) => send(Err(error)),
+        Ok(Produced::Broken(why, pump)) => {
+            tracing::error!(key = %owned.key, why, "a run ended without a whole answer; the key is unknown");
+            if let Some(pump) = pump {
+                pump.break_off(&why).await;
+            }
+            let detail = "the service failed before it gave a whole answer; the request may have been done and is \
+                          not run again in silence";
+            send(Ok(shared.problem(ProblemKind::HandlerFailed, detail)));
+        }
+        Err(Stopped) => {
+            let answer = what_the_record_says(shared, owned).await;
+            send(Ok(answer));
+        }
+    }
+}
+
+fn completion(
+    shared: &Shared,
+    owned: &Owned,
+    outcome: StoredOutcome,
+    keep_for: Option<Duration>,
+) -> Completion {
+    let max = limits::RETENTION_MS_MAX;
+    let mut keep = shared.config.keep;
+    if let Some(asked) = keep_for {
+        keep.retention_ms = i64::try_from(asked.as_millis()).unwrap_or(max).clamp(1, max);
+    }
+    Completion {
+        key: owned.key.clone(),
+        lease: owned.lease,
+        outcome,
+        keep,
+    }
+}
+
+/// Stores an outcome: once while the client waits, then behind the answer.
+async fn complete(
+    shared: &Arc<Shared>,
+    owned: &Owned,
+    outcome: StoredOutcome,
+    keep_for: Option<Duration>,
+) -> Stored {
+    let mut done = completion(shared, owned, outcome, keep_for);
+    crash_point("key.before_complete");
+    let mut reply = complete_once(shared, &done).await;
+    // A store with a smaller limit than ours still learns that it was done.
+    if let Err(Some(ErrorKind::LimitExceeded)) = reply
+        && done.outcome != StoredOutcome::Forgotten
+    {
+        done.outcome = StoredOutcome::Forgotten;
+        reply = complete_once(shared, &done).await;
+    }
+    match reply {
+        Ok(LeaseReply::Ok(until)) => {
+            crash_point("key.completed");
+            Stored::Until(until)
+        }
+        Ok(LeaseReply::LeaseLost | LeaseReply::Conflict) => Stored::Lost,
+        Err(_) => {
+            complete_in_background(shared, done);
+            Stored::Later
+        }
+    }
+}
+
+/// One call within its time; the error's kind, or `None` when there was no answer at all.
+async fn complete_once(shared: &Shared, done: &Completion) -> Result<LeaseReply, Option<ErrorKind>> {
+    match tokio::time::timeout(shared.store_timeout(), shared.store.complete(done)).await {
+        Ok(Ok(reply)) => Ok(reply),
+        Ok(Err(error)) => {
+            tracing::warn!(key = %done.key, error = chain(&error), "cannot store an outcome");
+            Err(Some(error.kind()))
+        }
+        Err(_) => {
+            tracing::warn!(key = %done.key, "the store gave no answer to an outcome in time");
+            Err(None)
+        }
+    }
+}
+
+/// The effect exists and its answer was sent: storing is tried until the policy ends; then the key stays unknown.
+/// Asking again is safe: the same outcome is recognised (rule K2), and time alone refuses nothing (rule K1).
+fn complete_in_background(shared: &Arc<Shared>, done: Completion) {
+    let shared = Arc::clone(shared);
+    let tasks = shared.tasks.clone();
+    drop(tasks.spawn(async move {
+        let began = SystemClock.monotonic();
+        for attempt in 1.. {
+            let elapsed = SystemClock.monotonic().saturating_sub(began).as_millis();
+            let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
+            let Some(pause) = shared.config.completion_retry.delay_ms(attempt, elapsed, dice()) else {
+                tracing::error!(key = %done.key, "an outcome could not be stored; the key reads as unknown");
+                break;
+            };
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            match complete_once(&shared, &done).await {
+                Ok(LeaseReply::Ok(_)) => break,
+                Ok(reply) => {
+                    tracing::error!(key = %done.key, ?reply, "the key was settled by somebody else before its outcome could be stored");
+                    break;
+                }
+                Err(_) => {}
+            }
+        }
+        shared.waiters.wake(&done.key);
+    }));
+}
+
+/// It is certain that nothing happened: the next request runs.
+async fn give_back(shared: &Arc<Shared>, owned: &Owned) {
+    let release = Release {
+        key: owned.key.clone(),
+        nonce: owned.lease.nonce,
+        token: Some(owned.lease.token),
+    };
+    if !release_once(shared, &release).await {
+        release_in_background(shared, release);
+    }
+}
+
+async fn release_once(shared: &Shared, release: &Release) -> bool {
+    match tokio::time::timeout(shared.store_timeout(), shared.store.release(release)).await {
+        Ok(Ok(LeaseReply::Ok(_) | LeaseReply::LeaseLost | LeaseReply::Conflict)) => true,
+        Ok(Err(error)) => {
+            tracing::warn!(key = %release.key, error = chain(&error), "cannot release a claim");
+            false
+        }
+        Err(_) => false,
+    }
+}
+
+/// Gives a claim back, or withdraws one whose reply never came, as soon as the store answers.
+pub(super) fn release_in_background(shared: &Arc<Shared>, release: Release) {
+    let shared = Arc::clone(shared);
+    let tasks = shared.tasks.clone();
+    drop(tasks.spawn(async move {
+        let began = SystemClock.monotonic();
+        for attempt in 1.. {
+            if release_once(&shared, &release).await {
+                break;
+            }
+            let elapsed = SystemClock.monotonic().saturating_sub(began).as_millis();
+            let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
+            let Some(pause) = shared.config.completion_retry.delay_ms(attempt, elapsed, dice()) else {
+                tracing::error!(key = %release.key, "a claim could not be given back; its lease decides");
+                break;
+            };
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+        }
+        shared.waiters.wake(&release.key);
+    }));
+}
+
+/// For an owner who has lost its lease (rule K11).
+async fn what_the_record_says(shared: &Shared, owned: &Owned) -> Response<Body> {
+    tracing::error!(key = %owned.key, "a run ended after its claim was lost; the answer is the record's");
+    match tokio::time::timeout(shared.store_timeout(), shared.store.read(&owned.key)).await {
+        Ok(Ok(record)) => replay::record(shared, owned, record),
+        Ok(Err(_)) | Err(_) => shared.unknown(&owned.key),
+    }
+}

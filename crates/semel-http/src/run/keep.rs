@@ -1,0 +1,46 @@
+//! From an answer to the outcome that is stored.
+
+use bytes::Bytes;
+use http::StatusCode;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::response::Parts;
+use semel_core::StoredOutcome;
+use semel_core::limits::OUTCOME_BYTES_MAX;
+
+use crate::policy::Ending;
+use crate::response::StoredResponse;
+
+/// The outcome of a whole answer.
+pub(super) fn whole(ending: Ending, parts: &Parts, body: Bytes) -> StoredOutcome {
+    if ending == Ending::Forget {
+        return StoredOutcome::Forgotten;
+    }
+    let stored = StoredResponse::keep(parts.status, &parts.headers, body).encode();
+    if stored.len() > OUTCOME_BYTES_MAX {
+        return without_body(ending, parts);
+    }
+    match ending {
+        Ending::Refuse => StoredOutcome::Refused(stored),
+        _ => StoredOutcome::Succeeded(stored),
+    }
+}
+
+/// The outcome of an answer whose body is not kept. A refusal stays one, for "nothing happened" is worth more than
+/// its text; of all else only "done" is kept.
+pub(super) fn without_body(ending: Ending, parts: &Parts) -> StoredOutcome {
+    if ending == Ending::Refuse {
+        StoredOutcome::Refused(bare_refusal(parts.status).encode())
+    } else {
+        StoredOutcome::Forgotten
+    }
+}
+
+fn bare_refusal(status: StatusCode) -> StoredResponse {
+    StoredResponse {
+        status,
+        headers: vec![(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"))],
+        body: Bytes::from_static(
+            br#"{"title":"Refused; the text of the refusal was too large to keep","outcome":"refused"}"#,
+        ),
+    }
+}

@@ -1,0 +1,114 @@
+//! Keeping a claim while its handler runs.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel_core::error::chain;
+use semel_core::{Clock, Extension, KeyStoreExt, LeaseReply, OwnerLost, SystemClock};
+
+use super::Owned;
+use crate::shared::Shared;
+
+/// The run was stopped because its claim may be somebody else's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stopped;
+
+/// Runs `work` and renews the claim at a third of its lease.
+///
+/// Under `Hold` a lost renewal stops nothing: nobody else runs the key (rule K1). Under `Rerun` the work is dropped
+/// when the lease can have ended, counted from before it was asked for; the check also comes before each poll of the
+/// work, so that a process that slept does not go on first.
+pub(super) async fn keep_while<T>(
+    shared: &Arc<Shared>,
+    owned: &Owned,
+    began: Duration,
+    work: impl Future<Output = T>,
+) -> Result<T, Stopped> {
+    let mut work = pin!(work);
+    let end = Deadline::new(owned.asked_at, shared.config.lease_ms);
+    {
+        let mut keeper = pin!(keep(shared, owned, began, &end));
+        let rerun = shared.config.owner_lost == OwnerLost::Rerun;
+        let mut guarded = pin!(std::future::poll_fn(|cx| {
+            if rerun && end.passed() {
+                return std::task::Poll::Ready(Err(Stopped));
+            }
+            work.as_mut().poll(cx).map(Ok)
+        }));
+        tokio::select! {
+            biased;
+            done = &mut guarded => return done,
+            () = &mut keeper => {}
+        }
+    }
+    match shared.config.owner_lost {
+        OwnerLost::Hold => Ok(work.await),
+        OwnerLost::Rerun => Err(Stopped),
+    }
+}
+
+/// Renews until it cannot or may not any more.
+async fn keep(shared: &Shared, owned: &Owned, began: Duration, end: &Deadline) {
+    let third = Duration::from_millis(u64::try_from(shared.config.lease_ms / 3).unwrap_or(1).max(1));
+    let run_max = Duration::from_millis(shared.config.run_ms_max);
+    let extension = Extension {
+        key: owned.key.clone(),
+        lease: owned.lease,
+        lease_ms: shared.config.lease_ms,
+    };
+    let mut pause = third;
+    loop {
+        let left = run_max.saturating_sub(SystemClock.monotonic().saturating_sub(began));
+        tokio::time::sleep(pause.min(left)).await;
+        if SystemClock.monotonic().saturating_sub(began) >= run_max {
+            tracing::warn!(key = %owned.key, run_ms_max = shared.config.run_ms_max, "a run is too long; its claim is no longer renewed");
+            return;
+        }
+        let asked_at = SystemClock.monotonic();
+        match tokio::time::timeout(shared.store_timeout(), shared.store.extend(&extension)).await {
+            Ok(Ok(LeaseReply::Ok(_))) => {
+                end.move_to(asked_at, shared.config.lease_ms);
+                pause = third;
+                continue;
+            }
+            Ok(Ok(LeaseReply::LeaseLost | LeaseReply::Conflict)) => {
+                tracing::warn!(key = %owned.key, "a running claim was lost");
+                return;
+            }
+            Ok(Err(error)) => tracing::warn!(key = %owned.key, error = chain(&error), "cannot renew a claim"),
+            Err(_) => tracing::warn!(key = %owned.key, "the store gave no answer to a renewal in time"),
+        }
+        // Again soon, so that a short failure does not cost the lease.
+        pause = (third / 8).max(Duration::from_millis(1));
+        if end.passed() && shared.config.owner_lost == OwnerLost::Rerun {
+            return;
+        }
+    }
+}
+
+/// When the lease can have ended at the earliest, for `Rerun`. Two clocks, for the monotonic one does not count
+/// suspend and the wall clock may be set back: the later reading counts, so that the error is to stop too early.
+struct Deadline(std::sync::Mutex<(Duration, i64)>);
+
+impl Deadline {
+    fn new(asked_at: Duration, lease_ms: i64) -> Self {
+        let deadline = Self(std::sync::Mutex::default());
+        deadline.move_to(asked_at, lease_ms);
+        deadline
+    }
+
+    fn move_to(&self, asked_at: Duration, lease_ms: i64) {
+        let lease = Duration::from_millis(u64::try_from(lease_ms).unwrap_or(0));
+        let since = SystemClock.monotonic().saturating_sub(asked_at);
+        let since_ms = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
+        let wall = SystemClock.now().plus_ms(lease_ms.saturating_sub(since_ms)).0;
+        *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = (asked_at + lease, wall);
+    }
+
+    fn passed(&self) -> bool {
+        let (monotonic, wall) = *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        SystemClock.monotonic() >= monotonic || SystemClock.now().0 >= wall
+    }
+}
