@@ -4,7 +4,7 @@
 pub const KEY_ID_BYTES_MAX: usize = 255;
 /// Bytes of a scope: 1 to this many.
 pub const SCOPE_BYTES_MAX: usize = 255;
-/// Bytes of a stored outcome (a response, a refusal). Raise it per store.
+/// Bytes of a stored outcome (a response, a refusal). What is larger is kept elsewhere and stored as `Forgotten`.
 pub const OUTCOME_BYTES_MAX: usize = 1 << 20;
 /// Milliseconds of a lease: 1 to this many (one day).
 pub const LEASE_MS_MAX: i64 = 86_400_000;

@@ -9,6 +9,8 @@
 )]
 
 pub mod children;
+pub mod clock;
 pub mod crash;
+pub mod laws;
 pub mod proxy;
 pub mod servers;

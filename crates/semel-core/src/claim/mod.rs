@@ -25,6 +25,7 @@
 
 mod record;
 mod request;
+pub mod row;
 pub mod step;
 
 pub use record::{

@@ -193,6 +193,18 @@ impl Record {
         })
     }
 
+    /// The right under which it is run or was done.
+    #[must_use]
+    pub const fn lease(&self) -> Option<Lease> {
+        match &self.state {
+            State::Absent => None,
+            State::Claimed { lease, .. }
+            | State::Unknown { lease, .. }
+            | State::Done { lease, .. }
+            | State::Tombstone { lease, .. } => Some(*lease),
+        }
+    }
+
     /// The record as a reader sees it at `now`: a key that is absent is `None`, whatever it remembers.
     #[must_use]
     pub fn visible_at(self, now: Timestamp) -> Option<Self> {

@@ -1,7 +1,7 @@
 //! The key protocol, one pure function per transition. No clock, no I/O: `now` and `next_token` are passed in.
 //!
-//! Each function takes the record as stored and returns the record to store, with the reply. When it returns what it
-//! was given (as it reads [`at`](Record::at) `now`), nothing need be written.
+//! Each function takes the record as stored and returns the record to store, with the reply; [`changes`] says whether
+//! it need be written.
 
 use super::{
     Claim, ClaimReply, Completion, Extension, Keep, Lease, LeaseReply, Nonce, OwnerLost, Record, Release,
@@ -10,6 +10,13 @@ use super::{
 use crate::fingerprint::Fingerprint;
 use crate::host::Timestamp;
 use crate::outcome::StoredOutcome;
+
+/// Whether a decision changed a record. What merely reads differently because time has passed is left as it is: a
+/// sweep tidies it.
+#[must_use]
+pub fn changes(before: Option<&Record>, after: Option<&Record>, now: Timestamp) -> bool {
+    before != after && before.cloned().and_then(|record| record.at(now)).as_ref() != after
+}
 
 /// Decides a claim. `next_token` is larger than every token drawn before; it is used only when the claim is granted
 /// anew, and may be skipped over otherwise.

@@ -69,10 +69,19 @@ impl MemoryKeys {
 }
 
 impl Inner {
-    fn apply<R>(&mut self, key: &Key, decide: impl FnOnce(Option<Record>) -> (Option<Record>, R)) -> R {
-        let (record, reply) = decide(self.records.remove(key));
-        if let Some(record) = record {
-            self.records.insert(key.clone(), record);
+    fn apply<R>(
+        &mut self,
+        key: &Key,
+        now: Timestamp,
+        decide: impl FnOnce(Option<Record>) -> (Option<Record>, R),
+    ) -> R {
+        let before = self.records.get(key);
+        let (after, reply) = decide(before.cloned());
+        if step::changes(before, after.as_ref(), now) {
+            match after {
+                Some(record) => self.records.insert(key.clone(), record),
+                None => self.records.remove(key),
+            };
         }
         reply
     }
@@ -94,19 +103,19 @@ impl KeyStore for MemoryKeys {
         self.each(claims, Claim::check, |inner, claim, now| {
             inner.token += 1;
             let token = Token(inner.token);
-            inner.apply(&claim.key, |record| step::claim(record, claim, now, token))
+            inner.apply(&claim.key, now, |record| step::claim(record, claim, now, token))
         })
     }
 
     async fn complete_many(&self, completions: &[Completion]) -> Replies<LeaseReply> {
         self.each(completions, Completion::check, |inner, done, now| {
-            inner.apply(&done.key, |record| step::complete(record, done, now))
+            inner.apply(&done.key, now, |record| step::complete(record, done, now))
         })
     }
 
     async fn extend_many(&self, extensions: &[Extension]) -> Replies<LeaseReply> {
         self.each(extensions, Extension::check, |inner, wish, now| {
-            inner.apply(&wish.key, |record| step::extend(record, wish, now))
+            inner.apply(&wish.key, now, |record| step::extend(record, wish, now))
         })
     }
 
@@ -114,13 +123,17 @@ impl KeyStore for MemoryKeys {
         self.each(
             releases,
             |_| Ok(()),
-            |inner, release, now| inner.apply(&release.key, |record| step::release(record, release, now)),
+            |inner, release, now| {
+                inner.apply(&release.key, now, |record| step::release(record, release, now))
+            },
         )
     }
 
     async fn settle_many(&self, settlements: &[Settlement]) -> Replies<LeaseReply> {
         self.each(settlements, Settlement::check, |inner, settlement, now| {
-            inner.apply(&settlement.key, |record| step::settle(record, settlement, now))
+            inner.apply(&settlement.key, now, |record| {
+                step::settle(record, settlement, now)
+            })
         })
     }
 
@@ -150,9 +163,13 @@ impl KeyStore for MemoryKeys {
             .collect();
         let mut report = SweepReport::default();
         for key in keys {
-            let swept = inner.apply(&key, |record| {
-                record.map_or((None, None), |record| record.swept(now))
-            });
+            let Some(record) = inner.records.remove(&key) else {
+                continue;
+            };
+            let (record, swept) = record.swept(now);
+            if let Some(record) = record {
+                inner.records.insert(key, record);
+            }
             if let Some(swept) = swept {
                 report.count(swept);
             }

@@ -1,3 +1,5 @@
 //! The store traits of `semel-core` on SQLite, one file per pattern.
 
 mod inbox;
+pub(crate) mod key_rows;
+mod keys;

@@ -9,5 +9,6 @@ mod architecture;
 mod children;
 mod crash;
 mod kafka;
+mod key_laws;
 mod proxy;
 mod servers;

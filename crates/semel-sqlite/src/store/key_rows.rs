@@ -1,0 +1,172 @@
+//! Rows of `semel_key`: read and written inside whatever transaction the caller holds.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use semel_core::claim::row::Row;
+use semel_core::claim::{Record, Token};
+use semel_core::key::hex;
+use semel_core::{Key, Scope, StoreError, Timestamp};
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
+use sqlx::{Error, Row as _};
+
+use crate::error::classify;
+
+// Keys travel as JSON, in which bytes must be hexadecimal.
+const LOAD: &str = "SELECT j.key AS n, k.*
+FROM json_each(?1) AS j
+CROSS JOIN semel_key AS k ON k.scope = unhex(j.value ->> 0) AND k.id = unhex(j.value ->> 1)";
+
+const SAVE: &str =
+    "INSERT INTO semel_key (scope, id, state, fingerprint, token, nonce, hold, extended, attempt,
+  until, outcome_code, outcome, digest, tombstone_until, withdrawn, withdrawn_until, due_at)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)
+ON CONFLICT (scope, id) DO UPDATE SET state = excluded.state, fingerprint = excluded.fingerprint,
+  token = excluded.token, nonce = excluded.nonce, hold = excluded.hold, extended = excluded.extended,
+  attempt = excluded.attempt, until = excluded.until, outcome_code = excluded.outcome_code,
+  outcome = excluded.outcome, digest = excluded.digest, tombstone_until = excluded.tombstone_until,
+  withdrawn = excluded.withdrawn, withdrawn_until = excluded.withdrawn_until, due_at = excluded.due_at";
+
+const DUE: &str = "SELECT k.* FROM semel_key AS k WHERE due_at <= ?1 ORDER BY due_at LIMIT ?2";
+
+/// What is stored about some keys, or why that cannot be read.
+pub(crate) type Records = HashMap<Key, Result<Record, StoreError>>;
+
+/// Reads the records of these keys.
+pub(crate) async fn load(
+    db: &mut SqliteConnection,
+    operation: &'static str,
+    keys: &[&Key],
+) -> Result<Records, StoreError> {
+    let mut json = String::from("[");
+    for (n, key) in keys.iter().enumerate() {
+        let comma = if n == 0 { "" } else { "," };
+        let (scope, id) = (hex(key.scope().as_bytes()), hex(key.id()));
+        // Writing to a String cannot fail.
+        let _ = write!(json, "{comma}[\"{scope}\",\"{id}\"]");
+    }
+    json.push(']');
+    let failed = |error| classify(operation, error);
+    let rows = sqlx::query(LOAD)
+        .bind(json)
+        .fetch_all(&mut *db)
+        .await
+        .map_err(failed)?;
+    rows.iter()
+        .map(|row| {
+            let n: i64 = row.try_get("n").map_err(failed)?;
+            let key = usize::try_from(n).ok().and_then(|n| keys.get(n));
+            let key = key.ok_or_else(|| failed(Error::RowNotFound))?;
+            Ok(((*key).clone(), record(row).map_err(failed)?.try_into()))
+        })
+        .collect()
+}
+
+/// Writes a record, or removes it.
+pub(crate) async fn save(
+    db: &mut SqliteConnection,
+    operation: &'static str,
+    key: &Key,
+    record: Option<&Record>,
+) -> Result<(), StoreError> {
+    let Some(record) = record else {
+        sqlx::query("DELETE FROM semel_key WHERE scope = ?1 AND id = ?2")
+            .bind(key.scope().as_bytes())
+            .bind(key.id())
+            .execute(db)
+            .await
+            .map_err(|error| classify(operation, error))?;
+        return Ok(());
+    };
+    let row = Row::from(record);
+    sqlx::query(SAVE)
+        .bind(key.scope().as_bytes())
+        .bind(key.id())
+        .bind(row.state)
+        .bind(row.fingerprint)
+        .bind(row.token)
+        .bind(row.nonce)
+        .bind(row.hold)
+        .bind(row.extended)
+        .bind(row.attempt)
+        .bind(row.until)
+        .bind(row.outcome_code)
+        .bind(row.outcome)
+        .bind(row.digest)
+        .bind(row.tombstone_until)
+        .bind(row.withdrawn)
+        .bind(row.withdrawn_until)
+        .bind(row.due_at)
+        .execute(db)
+        .await
+        .map_err(|error| classify(operation, error))?;
+    Ok(())
+}
+
+/// The token drawn last.
+pub(crate) async fn last_token(
+    db: &mut SqliteConnection,
+    operation: &'static str,
+) -> Result<Token, StoreError> {
+    let token = sqlx::query_scalar("SELECT token FROM semel_token WHERE one = 1")
+        .fetch_one(db)
+        .await
+        .map_err(|error| classify(operation, error))?;
+    Ok(Token(token))
+}
+
+/// Remembers the token drawn last. Inside a writing transaction nobody else draws one.
+pub(crate) async fn save_token(
+    db: &mut SqliteConnection,
+    operation: &'static str,
+    token: Token,
+) -> Result<(), StoreError> {
+    sqlx::query("UPDATE semel_token SET token = ?1 WHERE one = 1")
+        .bind(token.0)
+        .execute(db)
+        .await
+        .map_err(|error| classify(operation, error))?;
+    Ok(())
+}
+
+/// Records that a sweep has something to do with, the longest due first.
+pub(crate) async fn due(
+    db: &mut SqliteConnection,
+    now: Timestamp,
+    limit: u32,
+) -> Result<Vec<(Key, Record)>, StoreError> {
+    let failed = |error| classify("sweep", error);
+    let rows = sqlx::query(DUE)
+        .bind(now.0)
+        .bind(limit)
+        .fetch_all(db)
+        .await
+        .map_err(failed)?;
+    rows.iter()
+        .map(|row| {
+            let scope = Scope::new(row.try_get::<&[u8], _>("scope").map_err(failed)?)?;
+            let key = Key::new(scope, row.try_get::<&[u8], _>("id").map_err(failed)?)?;
+            Ok((key, record(row).map_err(failed)?.try_into()?))
+        })
+        .collect()
+}
+
+fn record(row: &SqliteRow) -> Result<Row, Error> {
+    Ok(Row {
+        state: row.try_get("state")?,
+        fingerprint: row.try_get("fingerprint")?,
+        token: row.try_get("token")?,
+        nonce: row.try_get("nonce")?,
+        hold: row.try_get("hold")?,
+        extended: row.try_get("extended")?,
+        attempt: row.try_get("attempt")?,
+        until: row.try_get("until")?,
+        outcome_code: row.try_get("outcome_code")?,
+        outcome: row.try_get("outcome")?,
+        digest: row.try_get("digest")?,
+        tombstone_until: row.try_get("tombstone_until")?,
+        withdrawn: row.try_get("withdrawn")?,
+        withdrawn_until: row.try_get("withdrawn_until")?,
+        due_at: row.try_get("due_at")?,
+    })
+}

@@ -1,0 +1,3 @@
+//! Conformance laws: what every backend must do, one public function per law. Run them over a store of your own, too.
+
+pub mod keys;
