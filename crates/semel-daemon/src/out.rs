@@ -22,28 +22,27 @@ pub(crate) fn error(text: impl Display) {
 /// The few colours there are.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Colour {
-    /// Good.
-    Green,
     /// Bad.
     Red,
-    /// Take care.
-    Yellow,
     /// Aside.
     Dim,
 }
 
-/// `text` in a colour, where `on`; `NO_COLOR` (no-color.org) turns all of it off.
+/// `text` in a colour, where `on` says that it goes to a terminal.
 pub(crate) fn paint(on: bool, colour: Colour, text: &str) -> String {
-    if !on || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) {
+    if !on || !colours() {
         return text.to_owned();
     }
     let code = match colour {
-        Colour::Green => 32,
         Colour::Red => 31,
-        Colour::Yellow => 33,
         Colour::Dim => 2,
     };
     format!("\x1b[{code}m{text}\x1b[0m")
+}
+
+/// Whether colours are wanted at all: `NO_COLOR` (no-color.org) turns them off.
+pub(crate) fn colours() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// Whether stdout is a terminal.

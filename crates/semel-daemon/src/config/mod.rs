@@ -207,4 +207,6 @@ fn read_all<'a>(reader: &'a Reader<'a>, document: &'a DeTable<'a>, folder: &Path
 }
 
 #[cfg(test)]
+mod docs;
+#[cfg(test)]
 mod tests;

@@ -1,1 +1,13 @@
-//! The one integration test binary of this crate.
+//! The real binary, run as a user runs it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a panic here is a failed test"
+)]
+
+mod check;
+mod daemon;
+mod migrate;
+mod mistakes;
+mod stop;
+mod stores;

@@ -1,0 +1,127 @@
+//! Stores: reachable, with the right schema, durable.
+
+use semel_core::error::chain;
+
+use super::findings::Finding;
+use crate::config::StoreConfig;
+use crate::config::store::StoreUrl;
+use crate::store::Store;
+
+/// Looks at every store; hands back those that are open, by name.
+pub(crate) async fn check(configs: &[StoreConfig], findings: &mut Vec<Finding>) -> Vec<(String, Store)> {
+    let mut opened = Vec::new();
+    for config in configs {
+        let part = format!("store {}", config.name);
+        if let StoreUrl::Sqlite(path) = &config.url
+            && !path.exists()
+        {
+            findings.push(missing_file(&part, path, config.migrate));
+            continue;
+        }
+        let store = match Store::open(config).await {
+            Ok(store) => store,
+            Err(error) => {
+                let found = format!("{}: {}", config.url, chain(&error));
+                findings.push(Finding::bad(part, "reachable", found, "start it, or mend `url`"));
+                continue;
+            }
+        };
+        findings.push(Finding::ok(&part, "reachable", config.url.to_string()));
+        findings.push(schema(&part, &store, config.migrate).await);
+        match durability(&part, &store).await {
+            Ok(found) => findings.extend(found),
+            Err(error) => findings.push(Finding::bad(
+                part,
+                "durability",
+                format!("the settings cannot be read: {error}"),
+                "grant the role the right to read them",
+            )),
+        }
+        opened.push((config.name.clone(), store));
+    }
+    opened
+}
+
+/// A SQLite file that is not there is made at start, if its folder is.
+fn missing_file(part: &str, path: &std::path::Path, migrate: bool) -> Finding {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if folder.is_some_and(|folder| !folder.is_dir()) {
+        let found = format!("{}: its folder is not there", path.display());
+        return Finding::bad(part, "reachable", found, "make the folder, or mend `url`");
+    }
+    let found = format!("{}: not there yet", path.display());
+    if migrate {
+        Finding::warn(part, "reachable", found, "`semel run` makes it")
+    } else {
+        Finding::bad(part, "reachable", found, "run `semel migrate`")
+    }
+}
+
+async fn schema(part: &str, store: &Store, migrate: bool) -> Finding {
+    let known = store.schema_known();
+    match store.schema_version().await {
+        Ok(found) if found == known => Finding::ok(part, "schema", format!("version {found}")),
+        Ok(found) => {
+            let text = match found {
+                0 => format!("no tables yet, this build needs version {known}"),
+                _ => format!("version {found}, this build needs {known}"),
+            };
+            if migrate {
+                Finding::warn(part, "schema", text, "`semel run` installs it")
+            } else {
+                Finding::bad(part, "schema", text, "run `semel migrate`")
+            }
+        }
+        Err(error) => Finding::bad(part, "schema", chain(&error), "upgrade this semel"),
+    }
+}
+
+async fn durability(part: &str, store: &Store) -> Result<Vec<Finding>, sqlx::Error> {
+    match store {
+        Store::Sqlite(db) => {
+            let journal: String = sqlx::query_scalar("PRAGMA journal_mode")
+                .fetch_one(db.readers())
+                .await?;
+            let synchronous: i64 = sqlx::query_scalar("PRAGMA synchronous")
+                .fetch_one(db.readers())
+                .await?;
+            let found = format!("journal_mode={journal}, synchronous={synchronous} (2 is FULL)");
+            Ok(vec![if journal == "wal" && synchronous >= 2 {
+                Finding::ok(part, "durability", found)
+            } else {
+                let fix = "use a local disk: this file system does not let SQLite write a WAL";
+                Finding::bad(part, "durability", found, fix)
+            }])
+        }
+        #[cfg(feature = "postgres")]
+        Store::Postgres(db) => {
+            let (version, standby, fsync, commit, pages): (i32, bool, String, String, String) = sqlx::query_as(
+                "SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), current_setting('fsync'), \
+                 current_setting('synchronous_commit'), current_setting('full_page_writes')",
+            )
+            .fetch_one(db.pool())
+            .await?;
+            let mut findings = Vec::new();
+            let number = format!("PostgreSQL {}.{}", version / 10_000, version % 10_000);
+            findings.push(if version >= 150_000 {
+                Finding::ok(part, "version", number)
+            } else {
+                Finding::bad(part, "version", number, "use PostgreSQL 15 or later")
+            });
+            if standby {
+                let fix = "connect to the primary";
+                findings.push(Finding::bad(part, "primary", "this server is a standby", fix));
+            }
+            let found =
+                format!("fsync={fsync}, synchronous_commit={commit} (ours), full_page_writes={pages}");
+            findings.push(if fsync == "on" && pages == "on" && commit != "off" {
+                Finding::ok(part, "durability", found)
+            } else {
+                let fix =
+                    "turn fsync and full_page_writes on: without them a crash forgets what was acknowledged";
+                Finding::bad(part, "durability", found, fix)
+            });
+            Ok(findings)
+        }
+    }
+}

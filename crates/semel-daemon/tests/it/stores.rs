@@ -1,0 +1,78 @@
+//! Stores that are away, late or wrong: the process stays up and says why.
+
+use semel_testkit::servers::PostgresServer;
+
+use super::daemon::{Daemon, Folder, run, until};
+
+/// The reason that `/readyz` gives for the store.
+async fn reason(daemon: &Daemon) -> String {
+    let body = daemon.readyz().await;
+    let parts = body["parts"].as_array().unwrap().clone();
+    let store = parts.iter().find(|part| part["kind"] == "store").unwrap();
+    store["reason"].as_str().unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_is_named_and_used_when_it_returns() {
+    let mut server = PostgresServer::start();
+    let url = server.fresh_database();
+    let folder = Folder::new(&format!(
+        "[store]\nurl = \"{url}\"\nmigrate = true\nacquire_timeout_ms = 1000"
+    ));
+    server.kill();
+
+    let daemon = folder.start().await;
+    until("readyz says why", async || {
+        reason(&daemon).await.contains("SEM0104")
+    })
+    .await;
+    assert_eq!(daemon.get("/readyz").await.status(), 503);
+    assert_eq!(daemon.get("/healthz").await.status(), 200);
+
+    server.restart();
+    daemon.until_ready().await;
+
+    server.kill();
+    until("readyz says why again", async || {
+        !reason(&daemon).await.is_empty()
+    })
+    .await;
+    server.restart();
+    daemon.until_ready().await;
+    let (code, log) = daemon.stop();
+    assert_eq!(code, 0, "{log}");
+}
+
+#[tokio::test]
+async fn a_database_without_tables_is_waited_for_until_somebody_migrates_it() {
+    let url = semel_testkit::servers::postgres().fresh_database();
+    let folder = Folder::new(&format!("[store]\nurl = \"{url}\""));
+    let daemon = folder.start().await;
+    until("readyz says what to run", async || {
+        reason(&daemon).await.contains("run `semel migrate`")
+    })
+    .await;
+    assert_eq!(run(folder.path(), &["migrate"]).status.code(), Some(0));
+    daemon.until_ready().await;
+    assert_eq!(daemon.stop().0, 0);
+}
+
+#[tokio::test]
+async fn reasons_are_shown_to_holders_of_the_token_only() {
+    let folder = Folder::new("token = \"0123456789abcdef\"\n[store]\nurl = \"sqlite:nowhere/semel.db\"");
+    let daemon = folder.start().await;
+    let part = async |token: &str| {
+        let request = http::Request::get(format!("{}/readyz", daemon.base))
+            .header("authorization", format!("Bearer {token}"))
+            .body(bytes::Bytes::new())
+            .unwrap();
+        let client = semel_client::HttpClient::new(semel_client::Limits::default());
+        let answer = client.send(request, super::daemon::LIMIT).await.unwrap();
+        super::daemon::json(&answer)["parts"][0].clone()
+    };
+    until("the store waits", async || part("x").await["state"] == "waiting").await;
+    assert!(part("x").await["reason"].is_null());
+    let shown = part("0123456789abcdef").await["reason"].to_string();
+    assert!(shown.contains("does its folder exist"), "{shown}");
+    assert_eq!(daemon.stop().0, 0);
+}
