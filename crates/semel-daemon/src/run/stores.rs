@@ -14,8 +14,9 @@ use super::health::Part;
 use crate::config::StoreConfig;
 use crate::store::Store;
 
-/// How often an open store is asked whether it is still there.
+/// How often an open store is asked whether it is still there; and one that was not, whether it is back.
 const PROBE: Duration = Duration::from_secs(5);
+const PROBE_AWAY: Duration = Duration::from_secs(1);
 
 /// How long a probe may take before the store counts as away.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -99,13 +100,18 @@ async fn keep(config: StoreConfig, part: Part, ready: watch::Sender<Option<Store
     };
     part.ready();
     ready.send_replace(Some(store.clone()));
+    let mut pause = PROBE;
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
-            () = tokio::time::sleep(PROBE) => {}
+            () = tokio::time::sleep(pause) => {}
         }
+        pause = PROBE_AWAY;
         match tokio::time::timeout(PROBE_TIMEOUT, store.check_schema(&config.name)).await {
-            Ok(Ok(())) => part.ready(),
+            Ok(Ok(())) => {
+                part.ready();
+                pause = PROBE;
+            }
             Ok(Err(error)) => part.waiting(chain(&error)),
             Err(_) => part.waiting(format!("no answer within {} s", PROBE_TIMEOUT.as_secs())),
         }

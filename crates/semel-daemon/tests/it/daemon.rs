@@ -102,10 +102,6 @@ impl Daemon {
         self.send(Method::GET, path, "").await.unwrap()
     }
 
-    pub(crate) async fn post(&self, path: &str, json: impl ToString) -> Response<Bytes> {
-        self.send(Method::POST, path, &json.to_string()).await.unwrap()
-    }
-
     pub(crate) async fn send(
         &self,
         method: Method,
