@@ -1,1 +1,3 @@
 //! The store traits of `semel-core` on PostgreSQL, one file per pattern.
+
+mod inbox;

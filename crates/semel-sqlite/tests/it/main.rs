@@ -5,4 +5,5 @@
     reason = "a panic here is a failed test"
 )]
 
+mod inbox;
 mod keys;

@@ -1,3 +1,4 @@
 //! Conformance laws: what every backend must do, one public function per law. Run them over a store of your own, too.
 
+pub mod inbox;
 pub mod keys;

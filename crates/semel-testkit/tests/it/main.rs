@@ -10,5 +10,6 @@ mod children;
 mod crash;
 mod kafka;
 mod key_laws;
+mod model_inbox;
 mod proxy;
 mod servers;
