@@ -8,8 +8,8 @@
 mod architecture;
 mod children;
 mod crash;
+mod inbox_laws;
 mod kafka;
 mod key_laws;
-mod model_inbox;
 mod proxy;
 mod servers;
