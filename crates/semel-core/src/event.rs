@@ -106,34 +106,12 @@ impl Event {
         let size = |what, actual: usize, min, max, help| {
             limits::check(what, "bytes", actual as u64, min, max as u64, help)
         };
-        size(
-            "topic",
-            self.topic.len(),
-            1,
-            limits::TOPIC_BYTES_MAX,
-            "use a shorter topic name",
-        )?;
-        size(
-            "stream",
-            self.stream.len(),
-            1,
-            limits::TOPIC_BYTES_MAX,
-            "use a shorter stream name",
-        )?;
-        size(
-            "event type",
-            self.kind.len(),
-            1,
-            limits::KEY_ID_BYTES_MAX,
-            "use a shorter event type",
-        )?;
-        size(
-            "event source",
-            self.source.len(),
-            1,
-            limits::KEY_ID_BYTES_MAX,
-            "use a shorter source",
-        )?;
+        check_name("topic", &self.topic)?;
+        check_name("stream", &self.stream)?;
+        check_text("event type", &self.kind, 1)?;
+        check_text("event source", &self.source, 1)?;
+        check_text("content type", self.content_type.as_deref().unwrap_or(""), 0)?;
+        check_text("traceparent", self.traceparent.as_deref().unwrap_or(""), 0)?;
         let key = self.key.as_ref().map_or(1, Bytes::len);
         size(
             "ordering key",
@@ -149,19 +127,6 @@ impl Event {
             0,
             limits::EVENT_DATA_BYTES_MAX,
             "store the payload elsewhere and send a reference",
-        )?;
-        let bad = self
-            .topic
-            .bytes()
-            .filter(|b| !(b.is_ascii_alphanumeric() || b"._-".contains(b)))
-            .count();
-        limits::check(
-            "topic",
-            "characters outside a-z A-Z 0-9 . _ -",
-            bad as u64,
-            0,
-            0,
-            "rename the topic",
         )?;
         let count = self.headers.len() as u64;
         limits::check(
@@ -199,6 +164,49 @@ impl Event {
     }
 }
 
+/// Refuses a topic or stream that some broker, or the path of a URL, could not name: 1 to
+/// [`limits::TOPIC_BYTES_MAX`] of `a-z A-Z 0-9 . _ -`, and neither `.` nor `..`.
+///
+/// # Errors
+/// The limit that is exceeded.
+pub fn check_name(what: &'static str, name: &str) -> Result<(), LimitExceeded> {
+    let (actual, max) = (name.len() as u64, limits::TOPIC_BYTES_MAX as u64);
+    limits::check(
+        what,
+        "bytes",
+        actual,
+        1,
+        max,
+        "use a shorter name, and not an empty one",
+    )?;
+    let allowed = |b: &u8| b.is_ascii_alphanumeric() || b"._-".contains(b);
+    let bad = name.bytes().filter(|b| !allowed(b)).count() as u64;
+    let dots = u64::from(name == "." || name == "..");
+    limits::check(
+        what,
+        "characters outside a-z A-Z 0-9 . _ -",
+        bad + dots,
+        0,
+        0,
+        "rename it",
+    )
+}
+
+/// Refuses text that no header could carry.
+fn check_text(what: &'static str, text: &str, min: u64) -> Result<(), LimitExceeded> {
+    let (actual, max) = (text.len() as u64, limits::KEY_ID_BYTES_MAX as u64);
+    limits::check(
+        what,
+        "bytes",
+        actual,
+        min,
+        max,
+        "use a shorter one, and not an empty one",
+    )?;
+    let bad = text.chars().filter(|c| c.is_control()).count() as u64;
+    limits::check(what, "control characters", bad, 0, 0, "leave them out")
+}
+
 /// The slot of a key: the first two bytes of its SHA-256 modulo [`SLOTS`], the same in SQL.
 #[must_use]
 pub fn slot(key: &[u8]) -> u16 {
@@ -221,7 +229,7 @@ mod tests {
         event().check().unwrap();
         let too_big = event().with_data("text/plain", vec![0; limits::EVENT_DATA_BYTES_MAX + 1]);
         assert!(too_big.check().unwrap_err().to_string().contains("event data"));
-        for topic in ["", "a b", "a/b", "\u{e9}", &"t".repeat(250)] {
+        for topic in ["", "a b", "a/b", "\u{e9}", "..", &"t".repeat(250)] {
             assert!(
                 Event {
                     topic: topic.to_owned(),
@@ -232,6 +240,10 @@ mod tests {
                 "{topic:?}"
             );
         }
+        assert!(event().with_stream("a b").check().is_err());
+        assert!(event().with_data("text/plain\r\nx: y", "x").check().is_err());
+        let kind = "placed\0".to_owned();
+        assert!(Event { kind, ..event() }.check().is_err());
         assert!(event().with_header("a\r\nb", "x").check().is_err());
         assert!(event().with_header("a", vec![0; 20_000]).check().is_err());
         assert!(event().with_key(vec![0; 2_000]).check().is_err());

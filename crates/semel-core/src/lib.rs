@@ -4,7 +4,7 @@
 //! what a store or broker must carry out; the in-memory [`model`] is the specification that every backend is compared
 //! with. Only [`host`] asks the operating system for anything (time and randomness).
 //!
-//! Begin at [`claim`] (who may run a key), `relay` (how events leave an outbox), [`inbox`] (how they are taken once) or
+//! Begin at [`claim`] (who may run a key), [`relay`] (how events leave an outbox), [`inbox`] (how they are taken once) or
 //! `saga` (steps and their compensations).
 
 pub mod claim;
@@ -18,6 +18,7 @@ pub mod key;
 pub mod limits;
 pub mod model;
 pub mod outcome;
+pub mod relay;
 pub mod retry;
 pub mod store;
 
@@ -33,4 +34,4 @@ pub use host::{Clock, SystemClock, Timestamp};
 pub use key::{Key, Scope};
 pub use outcome::{Outcome, StoredOutcome};
 pub use retry::{Retry, RetryPolicy};
-pub use store::{Capabilities, KeyStore, KeyStoreExt};
+pub use store::{Capabilities, KeyStore, KeyStoreExt, OutboxStore, Sink};

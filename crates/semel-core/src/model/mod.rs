@@ -2,6 +2,8 @@
 
 mod inbox;
 mod keys;
+mod outbox;
 
 pub use inbox::{MemoryInbox, MemoryTx};
 pub use keys::MemoryKeys;
+pub use outbox::{MemoryOutbox, MemoryTransaction};

@@ -2,10 +2,16 @@
 
 mod inbox;
 mod keys;
+mod outbox;
 mod sink;
 
 pub use inbox::{InboxStore, PARKED_REASON_BYTES_MAX, Parked};
 pub use keys::{KeyStore, KeyStoreExt, Replies};
+pub use outbox::{
+    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, CursorSave, Exception, ExceptionKind, Guarded, Opening,
+    OutboxStore, Page, PageRow, PageSize, SHARDS_MAX, ShardBacklog, StoredException, check_stream,
+    other_shards,
+};
 pub use sink::{OutboxRow, SINK_ERROR_BYTES_MAX, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder};
 
 /// What a backend can do. Suites choose their laws by it, `semel check` prints it; no backend pretends.

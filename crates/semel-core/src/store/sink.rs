@@ -25,13 +25,17 @@ pub struct OutboxRow {
 /// How a sink keeps the order of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SinkOrder {
-    /// Sends are independent: the relay keeps at most one row of a key in flight, and this many rows in all.
+    /// Sends are independent: the relay keeps at most one row of a key in flight, and this many rows in all. It calls
+    /// [`Sink::publish_many`] again while earlier calls are unresolved.
     OnePerKey {
         /// Rows in flight at most.
         in_flight_max: usize,
     },
-    /// Rows handed over in order arrive in order, and after a failure nothing handed over later arrives before it is
-    /// settled: the relay hands over whole pages.
+    /// Rows of one call arrive in the order handed over. A shard makes one call at a time, with a whole page of rows,
+    /// several of a key among them; each shard makes its own calls, and no key is in two shards. When a row fails, no
+    /// later row of its key in that call may arrive after the failure: the sink answers [`SinkErrorClass::NotSent`]
+    /// for those that it holds back. The call's future resolves only when nothing of the call can arrive any more,
+    /// save for rows that failed as [`SinkErrorClass::Away`].
     Pipelined {
         /// Rows in flight at most.
         in_flight_max: usize,
@@ -107,9 +111,9 @@ pub trait Sink: Send + Sync + 'static {
     /// The limit that is exceeded.
     fn check(&self, event: &Event) -> Result<(), LimitExceeded>;
 
-    /// Hands rows over in order, before it returns; the future then resolves to one result per row, in order, within
-    /// `deadline`. `Ok` only when the receiver has the row durably. Results may come for rows whose future was
-    /// dropped; they are then sent again.
+    /// Hands rows over in order, before it returns or when the future is first polled; the future resolves to one
+    /// result per row, in order, within `deadline`. `Ok` only when the receiver has the row durably. Every row has
+    /// passed [`Sink::check`]. A dropped future may leave rows on their way; they are sent again with the same ids.
     fn publish_many(&self, rows: &[Arc<OutboxRow>], deadline: Duration) -> SinkFuture;
 
     /// Whether the receiver can be reached now.

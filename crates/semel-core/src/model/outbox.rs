@@ -1,0 +1,460 @@
+//! An outbox in memory.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::claim::Nonce;
+use crate::error::StoreError;
+use crate::event::Event;
+use crate::host::{Clock, SystemClock, Timestamp};
+use crate::relay::{Cursor, Epoch, Mark, OwnedShard, ShardId, ShardLease, Slots, Takeovers};
+use crate::store::{
+    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Exception, ExceptionKind, Guarded,
+    Opening, OutboxRow, OutboxStore, Page, PageRow, PageSize, ShardBacklog, StoredException, check_stream,
+    other_shards,
+};
+
+/// An outbox in this process's memory: the specification, and a full backend for tests.
+///
+/// Transactions overlap as they do on PostgreSQL: a row's number is drawn when it is written, and it becomes visible
+/// when its transaction commits. A mark is the number of commits so far.
+pub struct MemoryOutbox {
+    clock: Arc<dyn Clock>,
+    state: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    last_id: i64,
+    commits: u64,
+    /// By number: when it was committed, and the row.
+    rows: BTreeMap<i64, (u64, OutboxRow)>,
+    shards: BTreeMap<ShardId, Shard>,
+    exceptions: BTreeMap<i64, StoredException>,
+}
+
+struct Shard {
+    slots: Slots,
+    epoch: i64,
+    nonce: Option<Nonce>,
+    owner: String,
+    until: Timestamp,
+    takeovers: Takeovers,
+    cursor: Cursor,
+}
+
+/// A transaction of [`MemoryOutbox`]. Dropping it rolls back.
+pub struct MemoryTransaction<'a> {
+    outbox: &'a MemoryOutbox,
+    rows: Vec<OutboxRow>,
+}
+
+impl Default for MemoryOutbox {
+    fn default() -> Self {
+        Self::new(Arc::new(SystemClock))
+    }
+}
+
+fn commit_of(mark: &Mark) -> u64 {
+    mark.as_str().parse().unwrap_or(0)
+}
+
+impl Inner {
+    fn mark(&self) -> Mark {
+        Mark::new(self.commits.to_string())
+    }
+
+    fn owned<'a>(&'a mut self, lease: &ShardLease) -> Option<&'a mut Shard> {
+        self.shards
+            .get_mut(&lease.shard)
+            .filter(|shard| shard.nonce == Some(lease.nonce) && shard.epoch == lease.epoch.0)
+    }
+
+    /// Rows of the shard that are visible in `to` and not in `from`, by number.
+    fn between<'a>(
+        &'a self,
+        shard: &'a ShardId,
+        slots: Slots,
+        from: u64,
+        to: u64,
+    ) -> impl Iterator<Item = &'a OutboxRow> {
+        self.rows
+            .values()
+            .filter(move |(commit, row)| {
+                *commit > from
+                    && *commit <= to
+                    && row.event.stream == shard.stream
+                    && slots.range().contains(&row.event.slot())
+            })
+            .map(|(_, row)| row)
+    }
+}
+
+impl MemoryOutbox {
+    /// An empty outbox that reads this clock.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        Self {
+            clock,
+            state: Mutex::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a transaction.
+    #[must_use]
+    pub const fn begin(&self) -> MemoryTransaction<'_> {
+        MemoryTransaction {
+            outbox: self,
+            rows: Vec::new(),
+        }
+    }
+}
+
+impl MemoryTransaction<'_> {
+    /// Writes an event; returns its row number.
+    ///
+    /// # Errors
+    /// [`Event::check`].
+    pub fn enqueue(&mut self, event: Event) -> Result<i64, StoreError> {
+        event.check()?;
+        let mut inner = self.outbox.lock();
+        inner.last_id += 1;
+        self.rows.push(OutboxRow {
+            row: inner.last_id,
+            created_at: self.outbox.clock.now(),
+            event,
+        });
+        Ok(inner.last_id)
+    }
+
+    /// Makes what was written visible.
+    pub fn commit(self) {
+        let mut inner = self.outbox.lock();
+        inner.commits += 1;
+        let commit = inner.commits;
+        inner
+            .rows
+            .extend(self.rows.into_iter().map(|row| (row.row, (commit, row))));
+    }
+}
+
+#[async_trait]
+impl OutboxStore for MemoryOutbox {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            name: "memory",
+            joins_user_transaction: false,
+            fences: true,
+            token_survives_failover: false,
+            shared_by_machines: false,
+        }
+    }
+
+    async fn register_stream(&self, stream: &str, shards: u16) -> Result<(), StoreError> {
+        check_stream(stream, shards)?;
+        let mut inner = self.lock();
+        let found = inner.shards.keys().filter(|id| id.stream == stream).count();
+        if found != 0 && found != usize::from(shards) {
+            return Err(other_shards(stream, found, shards));
+        }
+        for index in 0..shards {
+            let id = ShardId {
+                stream: stream.to_owned(),
+                index,
+            };
+            inner.shards.entry(id).or_insert_with(|| Shard {
+                slots: Slots::of_shard(index, shards),
+                epoch: 0,
+                nonce: None,
+                owner: String::new(),
+                until: Timestamp(i64::MIN),
+                takeovers: Takeovers::default(),
+                cursor: Cursor {
+                    prev: Mark::new("0"),
+                    open: None,
+                    last_id: 0,
+                    batch_no: 0,
+                    version: 0,
+                    suspect: None,
+                },
+            });
+        }
+        Ok(())
+    }
+
+    async fn acquire(&self, wish: &Acquire) -> Result<Vec<OwnedShard>, StoreError> {
+        let now = self.clock.now();
+        let mut inner = self.lock();
+        let parked: Vec<(ShardId, Bytes)> = inner
+            .exceptions
+            .values()
+            .filter(|it| it.exception.kind == ExceptionKind::Parked)
+            .filter_map(|it| Some((it.shard.clone(), it.row.row.event.key.clone()?)))
+            .collect();
+        let free = inner.shards.iter_mut().filter(|(id, shard)| {
+            id.stream == wish.stream && (shard.until <= now || shard.nonce == Some(wish.nonce))
+        });
+        Ok(free
+            .take(usize::from(wish.max))
+            .map(|(id, shard)| {
+                shard.takeovers = shard.takeovers.next(&shard.cursor, shard.nonce.is_none());
+                shard.epoch += 1;
+                shard.nonce = Some(wish.nonce);
+                shard.owner.clone_from(&wish.owner);
+                shard.until = now.plus_ms(wish.lease_ms);
+                OwnedShard {
+                    lease: ShardLease {
+                        shard: id.clone(),
+                        slots: shard.slots,
+                        epoch: Epoch(shard.epoch),
+                        nonce: wish.nonce,
+                    },
+                    cursor: shard.cursor.clone(),
+                    takeovers: shard.takeovers.count,
+                    parked: parked
+                        .iter()
+                        .filter(|(of, _)| of == id)
+                        .map(|(_, key)| key.clone())
+                        .collect(),
+                }
+            })
+            .collect())
+    }
+
+    async fn renew(&self, leases: &[ShardLease], lease_ms: i64) -> Result<Vec<bool>, StoreError> {
+        let until = self.clock.now().plus_ms(lease_ms);
+        let mut inner = self.lock();
+        Ok(leases
+            .iter()
+            .map(|lease| inner.owned(lease).map(|shard| shard.until = until).is_some())
+            .collect())
+    }
+
+    async fn release(&self, leases: &[ShardLease]) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        for lease in leases {
+            if let Some(shard) = inner.owned(lease) {
+                shard.nonce = None;
+                shard.until = Timestamp(i64::MIN);
+            }
+        }
+        Ok(())
+    }
+
+    async fn load(&self, lease: &ShardLease) -> Result<Guarded<Cursor>, StoreError> {
+        let mut inner = self.lock();
+        Ok(inner
+            .owned(lease)
+            .map_or(Guarded::Lost, |shard| Guarded::Done(shard.cursor.clone())))
+    }
+
+    async fn open_batch(
+        &self,
+        lease: &ShardLease,
+        from: &Cursor,
+        advance: bool,
+    ) -> Result<Guarded<Opening>, StoreError> {
+        let mut inner = self.lock();
+        let cur = inner.mark();
+        let prev = from.open.as_ref().unwrap_or(&from.prev);
+        let (low, high) = (commit_of(prev), inner.commits);
+        let first = inner
+            .between(&lease.shard, lease.slots, low, high)
+            .next()
+            .map(|row| row.row);
+        let Some(shard) = inner.owned(lease) else {
+            return Ok(Guarded::Lost);
+        };
+        if shard.cursor.version != from.version {
+            return Ok(Guarded::Reload);
+        }
+        let opening = match first {
+            Some(first) => {
+                shard.cursor = Cursor {
+                    prev: prev.clone(),
+                    open: Some(cur),
+                    last_id: first - 1,
+                    batch_no: from.batch_no + 1,
+                    version: from.version + 1,
+                    suspect: None,
+                };
+                Opening::Opened(shard.cursor.clone())
+            }
+            None if advance => {
+                shard.cursor = Cursor {
+                    prev: cur,
+                    open: None,
+                    last_id: 0,
+                    version: from.version + 1,
+                    suspect: None,
+                    ..from.clone()
+                };
+                Opening::Moved(shard.cursor.clone())
+            }
+            None => Opening::Empty,
+        };
+        Ok(Guarded::Done(opening))
+    }
+
+    async fn read_page(
+        &self,
+        lease: &ShardLease,
+        cursor: &Cursor,
+        after: i64,
+        size: PageSize,
+    ) -> Result<Guarded<Page>, StoreError> {
+        let mut inner = self.lock();
+        let Some(shard) = inner.owned(lease) else {
+            return Ok(Guarded::Lost);
+        };
+        if shard.cursor.batch_no != cursor.batch_no || shard.cursor.open != cursor.open {
+            return Ok(Guarded::Reload);
+        }
+        let Some(open) = &cursor.open else {
+            return Ok(Guarded::Done(Page::default()));
+        };
+        let (low, high) = (commit_of(&cursor.prev), commit_of(open));
+        let mut page = Page::default();
+        let mut bytes = 0;
+        for row in inner
+            .between(&lease.shard, lease.slots, low, high)
+            .filter(|row| row.row > after)
+        {
+            bytes += row.event.data.as_ref().map_or(0, Bytes::len) as u64;
+            if page.rows.len() >= size.rows as usize || (bytes > size.bytes && !page.rows.is_empty()) {
+                page.more = true;
+                break;
+            }
+            page.rows.push(PageRow {
+                row: row.clone(),
+                refused: None,
+            });
+        }
+        Ok(Guarded::Done(page))
+    }
+
+    async fn save_cursor(
+        &self,
+        lease: &ShardLease,
+        save: &CursorSave,
+    ) -> Result<Guarded<Cursor>, StoreError> {
+        let now = self.clock.now();
+        let mut inner = self.lock();
+        let copies: Vec<(Exception, OutboxRow)> = save
+            .exceptions
+            .iter()
+            .filter_map(|it| Some((it.clone(), inner.rows.get(&it.row)?.1.clone())))
+            .collect();
+        let Some(shard) = inner.owned(lease) else {
+            return Ok(Guarded::Lost);
+        };
+        if shard.cursor.version != save.from.version || shard.cursor.batch_no != save.from.batch_no {
+            return Ok(Guarded::Reload);
+        }
+        shard.cursor = save.apply();
+        let cursor = shard.cursor.clone();
+        for (exception, row) in copies {
+            inner
+                .exceptions
+                .entry(exception.row)
+                .or_insert_with(|| StoredException {
+                    shard: lease.shard.clone(),
+                    exception,
+                    since: now,
+                    row: PageRow { row, refused: None },
+                });
+        }
+        Ok(Guarded::Done(cursor))
+    }
+
+    async fn exceptions(
+        &self,
+        stream: &str,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<StoredException>, StoreError> {
+        let inner = self.lock();
+        Ok(inner
+            .exceptions
+            .range(after.saturating_add(1)..)
+            .map(|(_, it)| it)
+            .filter(|it| it.shard.stream == stream)
+            .take(limit as usize)
+            .cloned()
+            .collect())
+    }
+
+    async fn clean(&self, keep_ms: i64, limit: u32) -> Result<u64, StoreError> {
+        let before = self.clock.now().plus_ms(-keep_ms);
+        let mut inner = self.lock();
+        let settled = |commit: u64, row: &OutboxRow| {
+            inner.shards.iter().any(|(id, shard)| {
+                id.stream == row.event.stream
+                    && shard.slots.range().contains(&row.event.slot())
+                    && commit <= commit_of(&shard.cursor.prev)
+            })
+        };
+        let doomed: Vec<i64> = inner
+            .rows
+            .iter()
+            .filter(|(_, (commit, row))| row.created_at < before && settled(*commit, row))
+            .map(|(id, _)| *id)
+            .take(limit as usize)
+            .collect();
+        for id in &doomed {
+            inner.rows.remove(id);
+        }
+        Ok(doomed.len() as u64)
+    }
+
+    async fn backlog(&self) -> Result<Backlog, StoreError> {
+        let now = self.clock.now();
+        let inner = self.lock();
+        let shards = inner
+            .shards
+            .iter()
+            .map(|(id, shard)| {
+                let last = if shard.cursor.open.is_some() {
+                    shard.cursor.last_id
+                } else {
+                    i64::MAX
+                };
+                let open = shard.cursor.open.as_ref().map_or(0, commit_of);
+                let waiting = || {
+                    inner
+                        .between(id, shard.slots, commit_of(&shard.cursor.prev), u64::MAX)
+                        .filter(|row| row.row > last || inner.rows[&row.row].0 > open)
+                };
+                ShardBacklog {
+                    shard: id.clone(),
+                    owner: (shard.nonce.is_some() && shard.until > now).then(|| shard.owner.clone()),
+                    rows: (waiting().count() as u64).min(BACKLOG_ROWS_COUNTED_MAX),
+                    oldest_ms: waiting().map(|row| now.ms_since(row.created_at)).max(),
+                    exceptions: inner.exceptions.values().filter(|it| it.shard == *id).count() as u64,
+                    batch_no: shard.cursor.batch_no,
+                    takeovers: shard.takeovers.count,
+                }
+            })
+            .collect();
+        let known: HashSet<&str> = inner.shards.keys().map(|id| id.stream.as_str()).collect();
+        let mut orphan_streams: Vec<String> = inner
+            .rows
+            .values()
+            .map(|(_, row)| row.event.stream.clone())
+            .filter(|stream| !known.contains(stream.as_str()))
+            .collect();
+        orphan_streams.sort();
+        orphan_streams.dedup();
+        Ok(Backlog {
+            shards,
+            orphan_streams,
+        })
+    }
+}

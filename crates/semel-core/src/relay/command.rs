@@ -1,0 +1,121 @@
+//! What a [`Machine`](super::Machine) is told, and what it asks for.
+
+use std::sync::Arc;
+
+use super::cursor::Cursor;
+use crate::store::{CursorSave, Guarded, Opening, OutboxRow, Page, PageSize, SinkError};
+
+/// Which call on the store failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StoreCall {
+    /// `open_batch`, `read_page` or `load`: of these one runs at a time.
+    Read,
+    /// `save_cursor`.
+    Save,
+}
+
+/// What a machine is told.
+#[derive(Debug)]
+pub enum Input {
+    /// Time has passed.
+    Tick,
+    /// The lease holds until then, on the local monotonic clock in milliseconds, counted from before the request that
+    /// prolonged it was sent.
+    LeaseUntil(u64),
+    /// Somebody else owns the shard.
+    LeaseLost,
+    /// Finish what is on its way, save, and end.
+    Stop,
+    /// The answer to [`Command::OpenBatch`].
+    Opened(Guarded<Opening>),
+    /// The answer to [`Command::ReadPage`].
+    Read(Guarded<Page>),
+    /// The answer to [`Command::Save`].
+    Saved(Guarded<Cursor>),
+    /// The answer to [`Command::Load`].
+    Loaded(Guarded<Cursor>),
+    /// A call on the store brought no answer.
+    StoreFailed(StoreCall),
+    /// The answer to [`Command::Publish`]: one result per row.
+    Published {
+        /// Which call.
+        call: u64,
+        /// The results, in the order of its rows.
+        results: Vec<Result<(), SinkError>>,
+    },
+    /// The answer to [`Command::Probe`].
+    Probed(Result<(), SinkError>),
+}
+
+/// What a machine asks for. Every command but [`Command::End`] is answered by one [`Input`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// Open the next batch.
+    OpenBatch {
+        /// The cursor it is decided on.
+        from: Cursor,
+        /// Whether to move `prev` on even when there is nothing.
+        advance: bool,
+    },
+    /// Read rows of the open batch.
+    ReadPage {
+        /// The cursor with the batch.
+        cursor: Cursor,
+        /// Above this number.
+        after: i64,
+        /// How much.
+        size: PageSize,
+    },
+    /// Save the cursor.
+    Save(CursorSave),
+    /// Read the cursor back.
+    Load,
+    /// Hand rows to the sink.
+    Publish {
+        /// The number of this call.
+        call: u64,
+        /// The rows, in order.
+        rows: Vec<Arc<OutboxRow>>,
+        /// How long it may last, in milliseconds.
+        deadline_ms: u64,
+    },
+    /// Ask the sink whether its receiver can be reached.
+    Probe,
+    /// Nothing will follow.
+    End(End),
+}
+
+/// Why a machine ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum End {
+    /// It was told to stop; nothing is on its way, and what was settled is saved. Release the lease.
+    Stopped,
+    /// Somebody else owns the shard.
+    Lost,
+}
+
+/// Why nothing is being sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pause {
+    /// What kind of trouble.
+    pub kind: PauseKind,
+    /// What the sink said.
+    pub reason: String,
+    /// The row that met it.
+    pub row: i64,
+    /// When the next send is tried, on the local monotonic clock in milliseconds.
+    pub until: u64,
+    /// Since when, on the same clock.
+    pub since: u64,
+}
+
+/// The kinds of a [`Pause`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PauseKind {
+    /// The broker is away.
+    Away,
+    /// The destination is missing or forbidden.
+    Destination,
+    /// A row is refused, and the policy is [`Poison::Block`](super::Poison::Block).
+    Poison,
+}

@@ -1,0 +1,585 @@
+//! The machine of one shard: what to do next.
+//!
+//! This file decides (store work, saving, sending); `settle.rs` says what a result of the sink means.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::command::{Command, End, Input, Pause, PauseKind, StoreCall};
+use super::cursor::{Cursor, OwnedShard};
+use super::policy::{Poison, RelayPolicy};
+use super::window::{Window, behind};
+use crate::host::Timestamp;
+use crate::store::{CursorSave, Exception, ExceptionKind, Guarded, Opening, Page, PageSize, SinkOrder};
+
+/// What a machine has done since it began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Rows acknowledged by the sink.
+    pub published: u64,
+    /// Rows that failed and will be sent again.
+    pub retries: u64,
+    /// Rows that were turned into exceptions.
+    pub excepted: u64,
+    /// Batches opened.
+    pub batches: u64,
+    /// Writes of the cursor.
+    pub saves: u64,
+}
+
+/// One shard's relay, for one term of ownership. See the [module](super).
+#[derive(Debug)]
+pub struct Machine {
+    pub(super) policy: RelayPolicy,
+    pub(super) order: SinkOrder,
+    pub(super) cursor: Cursor,
+    pub(super) window: Window,
+    pub(super) parked: HashSet<Bytes>,
+    pub(super) calls: BTreeMap<u64, Vec<i64>>,
+    pub(super) pause: Option<Pause>,
+    /// Pauses in a row without a send that went through; above 0 one row at a time tries whether it is over.
+    pub(super) streak: u32,
+    /// Rows still to be sent one by one, each marked first (rule O22).
+    care: usize,
+    /// The marked row on which the last owner died; not sent again before it is known that the receiver is there.
+    pub(super) inherited: Option<i64>,
+    pub(super) counters: Counters,
+    lease_until: u64,
+    next_call: u64,
+    last_tried: i64,
+    /// The last row of the settled prefix, and the exceptions in it that are not saved yet.
+    settled_to: i64,
+    exceptions: Vec<Exception>,
+    read_to: i64,
+    read_all: bool,
+    reading: bool,
+    probing: bool,
+    saving: Option<usize>,
+    saved_at: u64,
+    /// The batch is settled and no other was there to open: save that.
+    finish: bool,
+    open_at: u64,
+    idle_ms: u64,
+    moved_at: u64,
+    /// When to read the cursor back, after trouble with the store.
+    load_at: Option<u64>,
+    store_streak: u32,
+    /// A cursor that is not the one in memory: taken over when nothing of the old batch is on its way.
+    replace: Option<Cursor>,
+    stopping: bool,
+    ended: Option<End>,
+    wake: Option<u64>,
+}
+
+impl Machine {
+    /// A machine for a shard just acquired. `lease_until` as in [`Input::LeaseUntil`].
+    #[must_use]
+    pub fn new(
+        owned: &OwnedShard,
+        order: SinkOrder,
+        policy: RelayPolicy,
+        now: u64,
+        lease_until: u64,
+    ) -> Self {
+        let care = if owned.takeovers >= policy.takeovers_max {
+            policy.window_rows
+        } else {
+            0
+        };
+        let mut machine = Self {
+            order,
+            cursor: owned.cursor.clone(),
+            window: Window::default(),
+            parked: owned.parked.iter().cloned().collect(),
+            calls: BTreeMap::new(),
+            pause: None,
+            streak: 0,
+            care,
+            inherited: owned.cursor.suspect.filter(|_| care > 0),
+            counters: Counters::default(),
+            lease_until,
+            next_call: 0,
+            last_tried: 0,
+            settled_to: 0,
+            exceptions: Vec::new(),
+            read_to: 0,
+            read_all: false,
+            reading: false,
+            probing: false,
+            saving: None,
+            saved_at: now,
+            finish: false,
+            open_at: now,
+            idle_ms: policy.idle_min_ms,
+            moved_at: now,
+            load_at: None,
+            store_streak: 0,
+            replace: None,
+            stopping: false,
+            ended: None,
+            wake: None,
+            policy,
+        };
+        machine.take_over(owned.cursor.clone(), now);
+        machine
+    }
+
+    /// Takes one input and says what to do. `now` is the local monotonic clock in milliseconds, `dice` uniform in 0..1.
+    pub fn step(&mut self, now: u64, input: Input, dice: f64) -> Vec<Command> {
+        if self.ended.is_some() {
+            return Vec::new();
+        }
+        self.take(now, input, dice);
+        let mut commands = Vec::new();
+        self.decide(now, &mut commands);
+        commands
+    }
+
+    /// When to send [`Input::Tick`], if nothing else comes before.
+    #[must_use]
+    pub const fn wake_at(&self) -> Option<u64> {
+        self.wake
+    }
+
+    /// Why nothing is being sent, if so.
+    #[must_use]
+    pub fn pause(&self) -> Option<Pause> {
+        self.pause.clone().or_else(|| {
+            let first = self.window.first()?;
+            Some(Pause {
+                kind: PauseKind::Poison,
+                reason: first.blocking.clone()?,
+                row: first.row.row,
+                until: first.not_before,
+                since: first.first_failed_at.unwrap_or(0),
+            })
+        })
+    }
+
+    /// What it has done.
+    #[must_use]
+    pub const fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// The cursor as last saved.
+    #[must_use]
+    pub const fn cursor(&self) -> &Cursor {
+        &self.cursor
+    }
+
+    /// When the oldest row in memory was written.
+    #[must_use]
+    pub fn oldest(&self) -> Option<Timestamp> {
+        self.window.oldest()
+    }
+
+    /// Rows on their way.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.calls.values().map(Vec::len).sum()
+    }
+
+    fn take(&mut self, now: u64, input: Input, dice: f64) {
+        match input {
+            Input::Tick => {}
+            Input::LeaseUntil(until) => self.lease_until = until,
+            Input::LeaseLost => self.ended = Some(End::Lost),
+            Input::Stop => self.stopping = true,
+            Input::Published { call, results } => self.published(now, call, results, dice),
+            Input::Probed(result) => self.probed(now, result, dice),
+            Input::StoreFailed(call) => {
+                match call {
+                    StoreCall::Read => self.reading = false,
+                    StoreCall::Save => self.saving = None,
+                }
+                self.store_streak = self.store_streak.saturating_add(1);
+                let wait = self
+                    .policy
+                    .away
+                    .delay_ms(self.store_streak, 0, dice)
+                    .unwrap_or(self.policy.away.cap_ms);
+                self.load_at = Some(now.saturating_add(wait));
+            }
+            Input::Opened(reply) => {
+                self.reading = false;
+                if let Some(opening) = self.guard(now, reply) {
+                    self.opened(now, opening);
+                }
+            }
+            Input::Read(reply) => {
+                self.reading = false;
+                if let Some(page) = self.guard(now, reply) {
+                    self.admit(page);
+                }
+            }
+            Input::Saved(reply) => {
+                let written = self.saving.take().unwrap_or(0);
+                if let Some(cursor) = self.guard(now, reply) {
+                    self.counters.saves += 1;
+                    self.exceptions.drain(..written.min(self.exceptions.len()));
+                    self.window.unhold_all(&self.exceptions);
+                    if cursor.open.is_none() {
+                        self.moved_at = now;
+                    }
+                    self.finish = false;
+                    self.saved_at = now;
+                    self.cursor = cursor;
+                }
+            }
+            Input::Loaded(reply) => {
+                self.reading = false;
+                if let Some(cursor) = self.guard(now, reply) {
+                    self.load_at = None;
+                    self.loaded(now, cursor);
+                }
+            }
+        }
+    }
+
+    /// Sorts out what only an owner with the right cursor is told.
+    fn guard<T>(&mut self, now: u64, reply: Guarded<T>) -> Option<T> {
+        match reply {
+            Guarded::Done(value) => {
+                self.store_streak = 0;
+                Some(value)
+            }
+            Guarded::Lost => {
+                self.ended = Some(End::Lost);
+                None
+            }
+            Guarded::Reload => {
+                self.load_at = Some(now);
+                None
+            }
+        }
+    }
+
+    fn opened(&mut self, now: u64, opening: Opening) {
+        match opening {
+            Opening::Opened(cursor) => {
+                self.counters.batches += 1;
+                self.idle_ms = self.policy.idle_min_ms;
+                self.take_over(cursor, now);
+            }
+            Opening::Moved(cursor) => {
+                self.cursor = cursor;
+                self.moved_at = now;
+                self.wait_for_rows(now);
+            }
+            Opening::Empty => {
+                self.finish = self.cursor.open.is_some();
+                self.wait_for_rows(now);
+            }
+        }
+    }
+
+    fn wait_for_rows(&mut self, now: u64) {
+        self.open_at = now.saturating_add(self.idle_ms);
+        self.idle_ms = (self.idle_ms * 2).min(self.policy.idle_max_ms);
+    }
+
+    /// The cursor that was read back after trouble. Where it names the batch in memory, what is known of its rows
+    /// still holds: the write whose reply was lost has been done or has not.
+    fn loaded(&mut self, now: u64, cursor: Cursor) {
+        let same = self.cursor.batch_no == cursor.batch_no
+            && self.cursor.open == cursor.open
+            && self.cursor.prev == cursor.prev;
+        if same {
+            self.exceptions.retain(|it| it.row > cursor.last_id);
+            self.window.unhold_all(&self.exceptions);
+            self.cursor = cursor;
+        } else if self.calls.is_empty() {
+            self.take_over(cursor, now);
+        } else {
+            self.replace = Some(cursor);
+        }
+    }
+
+    /// Begins with this cursor: its open batch, if there is one.
+    fn take_over(&mut self, cursor: Cursor, now: u64) {
+        self.window.clear();
+        self.exceptions.clear();
+        self.settled_to = cursor.last_id;
+        self.read_to = cursor.last_id;
+        self.read_all = cursor.open.is_none();
+        self.finish = false;
+        self.open_at = now;
+        self.saved_at = now;
+        self.last_tried = 0;
+        self.cursor = cursor;
+    }
+
+    fn admit(&mut self, page: Page) {
+        self.read_all = !page.more;
+        for page_row in page.rows {
+            let row = page_row.row.row;
+            let key = page_row.row.event.key.clone();
+            let barred = page_row.refused.clone();
+            self.read_to = row;
+            self.window.admit(page_row);
+            if key.is_some_and(|key| self.parked.contains(&key)) {
+                let why = behind(row, 0);
+                self.window.except(row, why.kind, &why.reason);
+                self.counters.excepted += 1;
+            } else if let Some(why) = barred {
+                self.poison(row, &why);
+            }
+        }
+        self.advance_prefix();
+    }
+
+    pub(super) fn advance_prefix(&mut self) {
+        let before = self.window.len();
+        if let Some(row) = self.window.pop_settled(&mut self.exceptions) {
+            self.settled_to = row;
+            self.care = self.care.saturating_sub(before - self.window.len());
+        }
+    }
+
+    pub(super) fn in_half_open(&self) -> bool {
+        self.streak > 0
+    }
+
+    fn decide(&mut self, now: u64, commands: &mut Vec<Command>) {
+        self.wake = None;
+        if self.calls.is_empty()
+            && let Some(cursor) = self.replace.take()
+        {
+            self.take_over(cursor, now);
+        }
+        if let Some(end) = self.ended {
+            commands.push(Command::End(end));
+            return;
+        }
+        if self.load_at.is_some() || self.replace.is_some() {
+            self.decide_load(now, commands);
+            return;
+        }
+        let marked = self.decide_sends(now, commands);
+        self.decide_store(now, marked, commands);
+        if self.stopping && self.at_rest() {
+            self.ended = Some(End::Stopped);
+            commands.push(Command::End(End::Stopped));
+        }
+    }
+
+    fn at_rest(&self) -> bool {
+        self.calls.is_empty() && !self.reading && !self.probing && self.saving.is_none()
+    }
+
+    /// After trouble with the store nothing new is sent until the cursor was read back.
+    fn decide_load(&mut self, now: u64, commands: &mut Vec<Command>) {
+        let Some(at) = self.load_at else { return };
+        if self.reading || self.saving.is_some() {
+            return;
+        }
+        if self.stopping && self.calls.is_empty() {
+            self.ended = Some(End::Stopped);
+            commands.push(Command::End(End::Stopped));
+        } else if at <= now {
+            self.reading = true;
+            commands.push(Command::Load);
+        } else {
+            self.wake_by(at);
+        }
+    }
+
+    fn wake_by(&mut self, at: u64) {
+        self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
+    }
+
+    /// Hands rows to the sink; returns the row that must be marked in the store before it is sent.
+    fn decide_sends(&mut self, now: u64, commands: &mut Vec<Command>) -> Option<i64> {
+        if self.stopping || self.probing || self.window.is_empty() {
+            return None;
+        }
+        if let Some(pause) = &self.pause
+            && now < pause.until
+        {
+            self.wake_by(pause.until);
+            return None;
+        }
+        // A shorter time than this is not worth beginning; the next renewal brings more (rule O17).
+        let left = self.lease_until.saturating_sub(now);
+        if left < (self.policy.send_timeout_ms / 4).max(1) {
+            return None;
+        }
+        let one_by_one = self.in_half_open() || self.care > 0;
+        let (one_per_key, most) = match self.order {
+            SinkOrder::OnePerKey { in_flight_max } => (true, in_flight_max),
+            SinkOrder::Pipelined { in_flight_max } => {
+                (false, if self.calls.is_empty() { in_flight_max } else { 0 })
+            }
+        };
+        // The other half of the window is read while this one is sent.
+        let most = most.min((self.policy.window_rows / 2).max(1));
+        let room = if one_by_one {
+            1
+        } else {
+            most.max(usize::from(self.calls.is_empty()))
+        };
+        let room = room.saturating_sub(if one_per_key || one_by_one {
+            self.in_flight()
+        } else {
+            0
+        });
+        if room == 0 {
+            return None;
+        }
+        let rotate = one_per_key && self.in_half_open() && self.care == 0;
+        let mut picked = self
+            .window
+            .pick(now, if rotate { usize::MAX } else { room }, one_per_key);
+        if let Some(at) = picked.wake {
+            self.wake_by(at);
+        }
+        if rotate {
+            // Another row each time: one that never goes through must not keep the others from trying.
+            let next = picked.rows.iter().copied().find(|row| *row > self.last_tried);
+            let next = next.or_else(|| picked.rows.first().copied());
+            picked.rows = next.into_iter().collect();
+        }
+        let first = *picked.rows.first()?;
+        self.last_tried = first;
+        if self.care > 0 {
+            if self.inherited == Some(first) {
+                self.probing = true;
+                commands.push(Command::Probe);
+                return None;
+            }
+            if self.cursor.suspect != Some(first) {
+                return Some(first);
+            }
+        }
+        let deadline_ms = self.policy.send_timeout_ms.min(left);
+        if one_per_key {
+            for row in picked.rows {
+                self.publish(&[row], deadline_ms, commands);
+            }
+        } else {
+            self.publish(&picked.rows, deadline_ms, commands);
+        }
+        None
+    }
+
+    fn publish(&mut self, rows: &[i64], deadline_ms: u64, commands: &mut Vec<Command>) {
+        let mut handed = Vec::with_capacity(rows.len());
+        for row in rows {
+            if let Some(entry) = self.window.get_mut(*row) {
+                entry.state = super::window::State::InFlight;
+                handed.push(Arc::clone(&entry.row));
+            }
+        }
+        self.next_call += 1;
+        self.calls.insert(self.next_call, rows.to_vec());
+        commands.push(Command::Publish {
+            call: self.next_call,
+            rows: handed,
+            deadline_ms,
+        });
+    }
+
+    fn decide_store(&mut self, now: u64, marked: Option<i64>, commands: &mut Vec<Command>) {
+        let complete = self.read_all && self.window.is_empty() && self.calls.is_empty();
+        let progress = self.cursor.open.is_some() && self.settled_to > self.cursor.last_id;
+        if self.saving.is_none() && self.cursor.open.is_some() {
+            let finished = complete && (self.finish || !self.exceptions.is_empty() || self.stopping);
+            let save_at = self.saved_at.saturating_add(self.policy.save_every_ms);
+            let stopped = self.stopping && self.calls.is_empty();
+            let due = progress && (save_at <= now || stopped);
+            let mark = marked.is_some() && marked != self.cursor.suspect;
+            // A batch that is complete ends with the opening of the next one, in one write.
+            if finished || !self.exceptions.is_empty() || mark || (due && (!complete || stopped)) {
+                if !(finished && self.reading) {
+                    self.save(finished, marked, commands);
+                }
+            } else if progress && !complete {
+                self.wake_by(save_at);
+            }
+        }
+        if self.reading || self.stopping {
+            return;
+        }
+        if self.cursor.open.is_some() && !self.read_all {
+            let room = self.policy.window_rows.saturating_sub(self.window.len());
+            let page = self.policy.page_rows as usize;
+            if room >= page.min(self.policy.window_rows) && self.window.bytes() < self.policy.window_bytes {
+                self.reading = true;
+                commands.push(Command::ReadPage {
+                    cursor: self.cursor.clone(),
+                    after: self.read_to,
+                    size: PageSize {
+                        rows: self.policy.page_rows.min(u32::try_from(room).unwrap_or(u32::MAX)),
+                        bytes: self.policy.page_bytes,
+                    },
+                });
+            }
+        } else if complete && self.saving.is_none() && !self.finish {
+            if self.cursor.open.is_some() || self.open_at <= now {
+                self.reading = true;
+                let idle = now.saturating_sub(self.moved_at) >= self.policy.idle_save_ms;
+                commands.push(Command::OpenBatch {
+                    from: self.cursor.clone(),
+                    advance: self.cursor.open.is_none() && idle,
+                });
+            } else {
+                self.wake_by(self.open_at);
+            }
+        }
+    }
+
+    fn save(&mut self, finished: bool, marked: Option<i64>, commands: &mut Vec<Command>) {
+        let suspect = if self.care > 0 && !finished {
+            marked.or(self.cursor.suspect)
+        } else {
+            None
+        };
+        self.saving = Some(self.exceptions.len());
+        commands.push(Command::Save(CursorSave {
+            from: self.cursor.clone(),
+            last_id: self.settled_to,
+            finished,
+            suspect,
+            exceptions: self.exceptions.clone(),
+        }));
+    }
+
+    /// A row that will not go through, whatever is tried.
+    pub(super) fn poison(&mut self, row: i64, why: &str) {
+        let full = self.parked.len() >= self.policy.parked_keys_max;
+        let Some(entry) = self.window.get_mut(row) else {
+            return;
+        };
+        let key = entry.row.event.key.clone();
+        match self.policy.poison {
+            Poison::Skip => self.window.except(row, ExceptionKind::Skipped, why),
+            Poison::ParkKey if !(full && key.is_some()) => {
+                self.window.except(row, ExceptionKind::Parked, why);
+                if let Some(key) = key {
+                    self.counters.excepted += self.window.except_behind(&key, row);
+                    self.parked.insert(key);
+                }
+            }
+            Poison::ParkKey | Poison::Block => {
+                if entry.barred.is_some() {
+                    entry.not_before = u64::MAX;
+                }
+                let limit = format!(
+                    "{why} (parked_keys_max = {} is reached)",
+                    self.policy.parked_keys_max
+                );
+                entry.blocking = Some(if full { limit } else { why.to_owned() });
+                return;
+            }
+        }
+        self.counters.excepted += 1;
+    }
+
+    pub(super) fn end_probe(&mut self) -> Option<i64> {
+        self.probing = false;
+        self.inherited
+    }
+}

@@ -1,0 +1,47 @@
+//! The relay: how events leave an outbox.
+//!
+//! [`Machine`] is the whole protocol of one shard as a pure state machine: it takes [`Input`]s and answers with
+//! [`Command`]s. It knows no store, no broker and no clock; a shell carries its commands out and tells it what came of
+//! them. One machine lives for one term of ownership.
+//!
+//! ```text
+//!   OpenBatch ─► Opened ─► ReadPage ─► rows ─► Publish ─► results ─► Save ─► … ─► the next OpenBatch
+//!      ▲           cursor saved first            one order per key       acked prefix          │
+//!      └────────────────────────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! # Guarantees
+//! - Nothing is lost: the cursor passes a row only when the sink has acknowledged it, or when the row is copied into
+//!   the exceptions in the same transaction (rules O1, O7). A crash at any point sends some rows again, with the same
+//!   ids.
+//! - Order per key: a row is handed over only when every earlier row of its key is settled or, in a
+//!   [`Pipelined`](crate::store::SinkOrder::Pipelined) sink, in the same call before it. A receiver that drops ids it
+//!   has seen sees each key's events in order.
+//! - A broker that is away, or a destination that is missing, costs no attempt: the shard pauses and says why.
+//! - Nothing is handed over after the lease's local deadline, and no send may last beyond it (rule O17).
+//! - A row that kills the relay again and again is found (rule O22): after
+//!   [`RelayPolicy::takeovers_max`] deaths on one place rows go out one by one, each marked before it is sent.
+//! - Memory is bounded by [`RelayPolicy::window_rows`] and [`RelayPolicy::window_bytes`], whatever the backlog.
+//!
+//! # Not guaranteed
+//! - That an owner whose lease ended has nothing on its way to the receiver. Duplicates carry the same id; order holds
+//!   after dropping them.
+//! - A sequence number per key on the wire (rule O16). Not yet.
+//! - A batch is settled before the next one opens, so one slow row at its end holds back the rows that came
+//!   after the batch was opened. Not yet: several open batches.
+//! - Sending parked rows again (rule O15). Not yet: they stay in the exceptions until a later version can.
+
+mod command;
+mod cursor;
+mod machine;
+mod policy;
+mod settle;
+mod window;
+
+#[cfg(test)]
+mod simulation;
+
+pub use command::{Command, End, Input, Pause, PauseKind, StoreCall};
+pub use cursor::{Cursor, Epoch, Mark, OwnedShard, ShardId, ShardLease, Slots, Takeovers};
+pub use machine::{Counters, Machine};
+pub use policy::{Poison, RelayPolicy};

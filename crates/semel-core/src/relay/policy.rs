@@ -1,0 +1,112 @@
+//! What a relay may do, in numbers.
+
+use serde::{Deserialize, Serialize};
+
+use crate::limits::{self, LimitExceeded};
+use crate::retry::RetryPolicy;
+
+/// What becomes of a row that the sink refuses again and again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Poison {
+    /// The shard stops in front of it and says so, until it goes through. The default: nothing is left out and no
+    /// order is broken.
+    #[default]
+    Block,
+    /// It and every later row of its key go to the exceptions; other keys go on. A row without a key goes alone.
+    ParkKey,
+    /// It goes to the exceptions alone; later rows of its key are sent without it.
+    Skip,
+}
+
+/// The numbers of one relay.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RelayPolicy {
+    /// Rows read at once. Default 500.
+    pub page_rows: u32,
+    /// Bytes of data read at once. Default 4 MiB.
+    pub page_bytes: u64,
+    /// Rows held in memory at most, sent and unsent; at most half of them are on their way. Default 4 000.
+    pub window_rows: usize,
+    /// Bytes of data held in memory; no further page is read beyond it. Default 32 MiB.
+    pub window_bytes: u64,
+    /// How often the cursor is saved inside a batch, in milliseconds. A crash repeats what was sent since. Default 250.
+    pub save_every_ms: u64,
+    /// Shortest wait between two looks into an empty outbox, in milliseconds. Default 1.
+    pub idle_min_ms: u64,
+    /// Longest wait between two looks into an empty outbox, in milliseconds. Default 100.
+    pub idle_max_ms: u64,
+    /// How often an idle cursor is moved on, so that the cleaner can follow, in milliseconds. Default 5 000.
+    pub idle_save_ms: u64,
+    /// How long one send may last, in milliseconds; never beyond the lease. Default 10 000.
+    pub send_timeout_ms: u64,
+    /// When a refused row is tried again, and how often before it is poison. Default 5 attempts.
+    pub retry: RetryPolicy,
+    /// How long to pause while the broker is away. Its budgets are not used: it never gives up.
+    pub away: RetryPolicy,
+    /// How long to pause while a destination is missing or forbidden. Its budgets are not used.
+    pub destination: RetryPolicy,
+    /// The longest pause that a receiver may ask for, in milliseconds. Default 10 minutes.
+    pub retry_after_max_ms: u64,
+    /// What becomes of poison. Default [`Poison::Block`].
+    pub poison: Poison,
+    /// Parked keys of one shard at most; beyond it the shard blocks. Default 10 000.
+    pub parked_keys_max: usize,
+    /// Owners that may die on one place of a batch before rows go out one by one. Default 3.
+    pub takeovers_max: u32,
+}
+
+impl Default for RelayPolicy {
+    fn default() -> Self {
+        Self {
+            page_rows: 500,
+            page_bytes: 4 << 20,
+            window_rows: 4_000,
+            window_bytes: 32 << 20,
+            save_every_ms: 250,
+            idle_min_ms: 1,
+            idle_max_ms: 100,
+            idle_save_ms: 5_000,
+            send_timeout_ms: 10_000,
+            retry: RetryPolicy {
+                attempts_max: 5,
+                ..RetryPolicy::default()
+            },
+            away: RetryPolicy::forever(),
+            destination: RetryPolicy {
+                initial_ms: 1_000,
+                cap_ms: 60_000,
+                ..RetryPolicy::forever()
+            },
+            retry_after_max_ms: 600_000,
+            poison: Poison::default(),
+            parked_keys_max: 10_000,
+            takeovers_max: 3,
+        }
+    }
+}
+
+/// Rows of a page, and of a window, at most.
+const WINDOW_ROWS_MAX: u64 = 100_000;
+/// Milliseconds of every wait at most (one day).
+const WAIT_MS_MAX: u64 = 86_400_000;
+
+impl RelayPolicy {
+    /// Refuses numbers with which a relay could not work.
+    ///
+    /// # Errors
+    /// The field and its limits.
+    pub fn check(&self) -> Result<(), LimitExceeded> {
+        let rows = |what, actual| limits::check(what, "rows", actual, 1, WINDOW_ROWS_MAX, "see RelayPolicy");
+        let ms = |what, actual, min| limits::check(what, "ms", actual, min, WAIT_MS_MAX, "see RelayPolicy");
+        rows("page_rows", u64::from(self.page_rows))?;
+        rows("window_rows", self.window_rows as u64)?;
+        ms("save_every_ms", self.save_every_ms, 0)?;
+        ms("idle_min_ms", self.idle_min_ms, 1)?;
+        ms("idle_max_ms", self.idle_max_ms, self.idle_min_ms)?;
+        ms("idle_save_ms", self.idle_save_ms, 1)?;
+        ms("send_timeout_ms", self.send_timeout_ms, 1)?;
+        ms("retry_after_max_ms", self.retry_after_max_ms, 0)
+    }
+}

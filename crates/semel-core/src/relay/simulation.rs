@@ -1,0 +1,423 @@
+//! The machine against the in-memory outbox, with a shell that crashes, stalls, loses replies and wakes up late.
+//!
+//! Whatever happens, at the end: no committed event is lost, no rolled-back event was sent, each key's events arrive
+//! in order once ids already seen are dropped.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use uuid::Uuid;
+
+use super::{Command, Input, Machine, Poison, RelayPolicy, ShardLease};
+use crate::claim::Nonce;
+use crate::event::Event;
+use crate::host::{Clock, Timestamp};
+use crate::model::{MemoryOutbox, MemoryTransaction};
+use crate::store::{Acquire, OutboxRow, OutboxStore, SinkError, SinkErrorClass, SinkOrder};
+
+const LEASE_MS: i64 = 10_000;
+const KEYS: usize = 3;
+
+/// The model's futures are always ready.
+pub(super) fn now_or_never<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => panic!("the model never waits"),
+    }
+}
+
+#[derive(Default)]
+struct SimClock(AtomicI64);
+
+impl Clock for SimClock {
+    fn now(&self) -> Timestamp {
+        Timestamp(self.0.load(Ordering::Relaxed) * 1_000)
+    }
+    fn monotonic(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::Relaxed).unsigned_abs())
+    }
+}
+
+/// One thing that happens.
+#[derive(Debug, Clone)]
+enum Op {
+    /// A transaction writes rows of a key; `hold` leaves it open.
+    Write {
+        key: usize,
+        rows: usize,
+        hold: bool,
+        poison: bool,
+    },
+    Commit(usize),
+    Rollback(usize),
+    /// Carries out one of the commands of a relay; `fate` decides what becomes of it.
+    Step {
+        relay: usize,
+        command: usize,
+        fate: u8,
+    },
+    /// The process dies; what it had handed over may still arrive.
+    Crash(usize),
+    /// Somebody acquires the shard, once the lease has ended.
+    TakeOver,
+    Renew(usize),
+    Stop(usize),
+    Wait(i64),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (0..KEYS, 1..4_usize, any::<bool>(), prop::bool::weighted(0.1))
+            .prop_map(|(key, rows, hold, poison)| Op::Write { key, rows, hold, poison }),
+        4 => (0..4_usize).prop_map(Op::Commit),
+        1 => (0..4_usize).prop_map(Op::Rollback),
+        40 => (0..3_usize, 0..4_usize, any::<u8>())
+            .prop_map(|(relay, command, fate)| Op::Step { relay, command, fate }),
+        1 => (0..3_usize).prop_map(Op::Crash),
+        2 => Just(Op::TakeOver),
+        3 => (0..3_usize).prop_map(Op::Renew),
+        1 => (0..3_usize).prop_map(Op::Stop),
+        3 => prop_oneof![1..50_i64, 50..2_000_i64, Just(LEASE_MS + 1)].prop_map(Op::Wait),
+    ]
+}
+
+struct Relay {
+    machine: Machine,
+    lease: ShardLease,
+    todo: Vec<Command>,
+}
+
+struct World<'a> {
+    clock: &'a SimClock,
+    store: &'a MemoryOutbox,
+    policy: RelayPolicy,
+    order: SinkOrder,
+    open: Vec<(usize, Vec<Uuid>, MemoryTransaction<'a>)>,
+    committed: BTreeMap<Uuid, usize>,
+    rolled_back: BTreeSet<Uuid>,
+    poison: BTreeSet<Uuid>,
+    relays: Vec<Relay>,
+    arrived: Vec<Arc<OutboxRow>>,
+    next_id: u128,
+    dice: u8,
+}
+
+impl<'a> World<'a> {
+    fn now(&self) -> u64 {
+        self.clock.0.load(Ordering::Relaxed).unsigned_abs()
+    }
+
+    fn run(&mut self, op: Op) {
+        match op {
+            Op::Write {
+                key,
+                rows,
+                hold,
+                poison,
+            } => {
+                // Writers of one key take turns: they hold a lock on it.
+                if self.open.iter().any(|(of, ..)| *of == key) {
+                    return;
+                }
+                let mut tx = self.store.begin();
+                let mut ids = Vec::new();
+                for _ in 0..rows {
+                    self.next_id += 1;
+                    let id = Uuid::from_u128(self.next_id);
+                    let event = Event::new(id, "t", "e").with_key(key.to_string().into_bytes());
+                    tx.enqueue(event).unwrap();
+                    ids.push(id);
+                }
+                if poison {
+                    self.poison.insert(ids[0]);
+                }
+                self.open.push((key, ids, tx));
+                if !hold {
+                    self.commit(self.open.len() - 1);
+                }
+            }
+            Op::Commit(i) => self.commit(i),
+            Op::Rollback(i) => {
+                if i < self.open.len() {
+                    self.rolled_back.extend(self.open.remove(i).1);
+                }
+            }
+            Op::Step { relay, command, fate } => self.step(relay, command, fate),
+            Op::Crash(i) => {
+                if i < self.relays.len() {
+                    self.relays.remove(i);
+                }
+            }
+            Op::TakeOver => self.take_over(),
+            Op::Renew(i) => self.renew(i),
+            Op::Stop(i) => self.tell(i, Input::Stop),
+            Op::Wait(ms) => {
+                self.clock.0.fetch_add(ms, Ordering::Relaxed);
+                for i in 0..self.relays.len() {
+                    self.tell(i, Input::Tick);
+                }
+            }
+        }
+    }
+
+    fn commit(&mut self, i: usize) {
+        if i < self.open.len() {
+            let (key, ids, tx) = self.open.remove(i);
+            tx.commit();
+            self.committed.extend(ids.into_iter().map(|id| (id, key)));
+        }
+    }
+
+    fn take_over(&mut self) {
+        let wish = Acquire {
+            stream: "default".to_owned(),
+            max: 1,
+            owner: String::new(),
+            nonce: Nonce::random(),
+            lease_ms: LEASE_MS,
+        };
+        for owned in now_or_never(self.store.acquire(&wish)).unwrap() {
+            let until = self.now() + LEASE_MS.unsigned_abs();
+            let machine = Machine::new(&owned, self.order, self.policy.clone(), self.now(), until);
+            self.relays.push(Relay {
+                machine,
+                lease: owned.lease,
+                todo: Vec::new(),
+            });
+            self.tell(self.relays.len() - 1, Input::Tick);
+        }
+    }
+
+    fn renew(&mut self, i: usize) {
+        let Some(relay) = self.relays.get(i) else { return };
+        let until = self.now() + LEASE_MS.unsigned_abs();
+        let mine = now_or_never(self.store.renew(std::slice::from_ref(&relay.lease), LEASE_MS)).unwrap()[0];
+        self.tell(
+            i,
+            if mine {
+                Input::LeaseUntil(until)
+            } else {
+                Input::LeaseLost
+            },
+        );
+    }
+
+    fn tell(&mut self, i: usize, input: Input) {
+        let (now, dice) = (self.now(), f64::from(self.dice) / 256.0);
+        self.dice = self.dice.wrapping_mul(31).wrapping_add(7);
+        if let Some(relay) = self.relays.get_mut(i) {
+            relay.todo.extend(relay.machine.step(now, input, dice));
+        }
+    }
+
+    fn step(&mut self, i: usize, command: usize, fate: u8) {
+        let Some(relay) = self.relays.get_mut(i) else {
+            return;
+        };
+        if relay.todo.is_empty() {
+            return self.tell(i, Input::Tick);
+        }
+        let command = relay.todo.remove(command % relay.todo.len());
+        let lease = relay.lease.clone();
+        // One in sixteen store calls fails before it is done, one in sixteen loses its reply.
+        let (skip, lose) = (fate % 16 == 1, fate % 16 == 2);
+        macro_rules! store {
+            ($call:expr, $input:path, $kind:ident) => {{
+                let reply = if skip {
+                    None
+                } else {
+                    Some(now_or_never($call).unwrap())
+                };
+                match reply {
+                    Some(reply) if !lose => $input(reply),
+                    _ => Input::StoreFailed(super::StoreCall::$kind),
+                }
+            }};
+        }
+        let input = match command {
+            Command::OpenBatch { from, advance } => {
+                store!(self.store.open_batch(&lease, &from, advance), Input::Opened, Read)
+            }
+            Command::ReadPage { cursor, after, size } => {
+                store!(
+                    self.store.read_page(&lease, &cursor, after, size),
+                    Input::Read,
+                    Read
+                )
+            }
+            Command::Save(save) => store!(self.store.save_cursor(&lease, &save), Input::Saved, Save),
+            Command::Load => store!(self.store.load(&lease), Input::Loaded, Read),
+            Command::Probe => Input::Probed(Ok(())),
+            Command::Publish { call, rows, .. } => Input::Published {
+                call,
+                results: self.send(&rows, fate),
+            },
+            Command::End(end) => {
+                if end == super::End::Stopped {
+                    now_or_never(self.store.release(&[lease])).unwrap();
+                }
+                self.relays.remove(i);
+                return;
+            }
+        };
+        self.tell(i, input);
+    }
+
+    /// A receiver that is sometimes away, before or after it took the row, and refuses poison.
+    fn send(&mut self, rows: &[Arc<OutboxRow>], fate: u8) -> Vec<Result<(), SinkError>> {
+        let fail_at = usize::from(fate / 16) % 6;
+        let mut failed = false;
+        rows.iter()
+            .enumerate()
+            .map(|(at, row)| {
+                let fail = |class| Err(SinkError::new(class, "no"));
+                if failed {
+                    return fail(SinkErrorClass::NotSent);
+                }
+                let class = match fate % 8 {
+                    _ if self.poison.contains(&row.event.id) => Some((SinkErrorClass::Message, false)),
+                    3 => Some((SinkErrorClass::Away, false)),
+                    4 => Some((SinkErrorClass::Away, true)),
+                    5 if fate > 128 => Some((SinkErrorClass::Destination, false)),
+                    _ => None,
+                };
+                match class {
+                    Some((class, arrives)) if at == fail_at || class == SinkErrorClass::Message => {
+                        failed = true;
+                        if arrives {
+                            self.arrived.push(Arc::clone(row));
+                        }
+                        fail(class)
+                    }
+                    _ => {
+                        self.arrived.push(Arc::clone(row));
+                        Ok(())
+                    }
+                }
+            })
+            .collect()
+    }
+
+    /// All is well again: everything that can be sent is.
+    fn settle(&mut self) {
+        while !self.open.is_empty() {
+            self.commit(0);
+        }
+        self.poison.clear();
+        for round in 0..20_000 {
+            if self.relays.is_empty() {
+                self.clock.0.fetch_add(LEASE_MS + 1, Ordering::Relaxed);
+                self.take_over();
+            }
+            self.renew(0);
+            while self.relays.first().is_some_and(|relay| !relay.todo.is_empty()) {
+                self.step(0, 0, 0);
+            }
+            let backlog = now_or_never(self.store.backlog()).unwrap();
+            if backlog.shards[0].rows == 0 && self.relays.first().is_some_and(|r| r.machine.in_flight() == 0)
+            {
+                return;
+            }
+            let to = self.relays.first().and_then(|relay| relay.machine.wake_at());
+            let ms = to.map_or(1, |at| at.saturating_sub(self.now()).clamp(1, 1_000));
+            self.clock
+                .0
+                .fetch_add(i64::try_from(ms).unwrap(), Ordering::Relaxed);
+            self.tell(0, Input::Tick);
+            assert!(
+                round < 19_999,
+                "never settles: {:?}",
+                self.relays.first().map(|relay| &relay.machine)
+            );
+        }
+    }
+
+    fn check(&self) -> Result<(), TestCaseError> {
+        let stored = now_or_never(self.store.exceptions("default", 0, 100_000)).unwrap();
+        let excepted: BTreeSet<Uuid> = stored.iter().map(|it| it.row.row.event.id).collect();
+        let mut seen = BTreeSet::new();
+        let mut last: HashMap<usize, (i64, Uuid)> = HashMap::new();
+        for row in &self.arrived {
+            let id = row.event.id;
+            prop_assert!(!self.rolled_back.contains(&id), "rolled back, and sent: {}", id);
+            if !seen.insert(id) || excepted.contains(&id) {
+                continue;
+            }
+            let key = self.committed[&id];
+            if let Some(before) = last.insert(key, (row.row, id)) {
+                prop_assert!(
+                    before.0 < row.row,
+                    "key {}: row {} came after row {}",
+                    key,
+                    row.row,
+                    before.0
+                );
+            }
+        }
+        for id in self.committed.keys() {
+            prop_assert!(seen.contains(id) || excepted.contains(id), "lost: {}", id);
+        }
+        Ok(())
+    }
+}
+
+fn simulate(ops: Vec<Op>, order: SinkOrder, poison: Poison, small: bool) -> Result<(), TestCaseError> {
+    let clock = Arc::new(SimClock::default());
+    let store = MemoryOutbox::new(Arc::clone(&clock) as Arc<dyn Clock>);
+    now_or_never(store.register_stream("default", 1)).unwrap();
+    let mut policy = RelayPolicy {
+        poison,
+        page_rows: 2,
+        window_rows: if small { 4 } else { 100 },
+        save_every_ms: 20,
+        idle_save_ms: 100,
+        send_timeout_ms: 1_000,
+        ..RelayPolicy::default()
+    };
+    policy.retry.attempts_max = 2;
+    let mut world = World {
+        clock: &clock,
+        store: &store,
+        policy,
+        order,
+        open: Vec::new(),
+        committed: BTreeMap::new(),
+        rolled_back: BTreeSet::new(),
+        poison: BTreeSet::new(),
+        relays: Vec::new(),
+        arrived: Vec::new(),
+        next_id: 0,
+        dice: 1,
+    };
+    world.take_over();
+    for op in ops {
+        world.run(op);
+    }
+    world.settle();
+    world.check()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1_500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_is_lost_and_keys_keep_their_order_whatever_crashes(
+        ops in prop::collection::vec(op(), 0..200),
+        pipelined in any::<bool>(),
+        poison in prop_oneof![Just(Poison::Block), Just(Poison::ParkKey), Just(Poison::Skip)],
+        small in any::<bool>(),
+    ) {
+        let order = if pipelined {
+            SinkOrder::Pipelined { in_flight_max: 8 }
+        } else {
+            SinkOrder::OnePerKey { in_flight_max: 4 }
+        };
+        simulate(ops, order, poison, small)?;
+    }
+}

@@ -1,0 +1,233 @@
+//! The rows in memory: read, not all settled, in order.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::host::Timestamp;
+use crate::store::{Exception, ExceptionKind, OutboxRow, PageRow};
+
+/// What a row costs beside its data, roughly.
+const ROW_BYTES: u64 = 256;
+
+#[derive(Debug)]
+pub(super) enum State {
+    Queued,
+    InFlight,
+    Acked,
+    Excepted(Exception),
+}
+
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) row: Arc<OutboxRow>,
+    pub(super) state: State,
+    /// Attempts spent: refusals of this very row.
+    pub(super) attempts: u32,
+    /// How often the broker was away when this row was tried.
+    pub(super) aways: u32,
+    /// When the first attempt failed.
+    pub(super) first_failed_at: Option<u64>,
+    pub(super) not_before: u64,
+    /// It can never be sent: why.
+    pub(super) barred: Option<String>,
+    /// Nothing after it may be sent ([`Poison::Block`](super::Poison::Block)): why.
+    pub(super) blocking: Option<String>,
+}
+
+impl Entry {
+    const fn settled(&self) -> bool {
+        matches!(self.state, State::Acked | State::Excepted(_))
+    }
+
+    fn bytes(&self) -> u64 {
+        ROW_BYTES + self.row.event.data.as_ref().map_or(0, Bytes::len) as u64
+    }
+
+    fn key(&self) -> Option<&Bytes> {
+        self.row.event.key.as_ref()
+    }
+}
+
+/// What may be sent now.
+#[derive(Debug, Default)]
+pub(super) struct Picked {
+    pub(super) rows: Vec<i64>,
+    /// When a row becomes due that is not yet.
+    pub(super) wake: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    /// In the order of their numbers; the front is the first that is not settled.
+    entries: VecDeque<Entry>,
+    bytes: u64,
+    /// Keys that wait until a skipped row of theirs is saved as an exception: were one sent before, a crash could send
+    /// the skipped row after it.
+    held: HashSet<Bytes>,
+}
+
+impl Window {
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub(super) fn oldest(&self) -> Option<Timestamp> {
+        self.entries.front().map(|entry| entry.row.created_at)
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Appends a row with a number above all others.
+    pub(super) fn admit(&mut self, page_row: PageRow) {
+        let entry = Entry {
+            row: Arc::new(page_row.row),
+            state: State::Queued,
+            attempts: 0,
+            aways: 0,
+            first_failed_at: None,
+            not_before: 0,
+            barred: page_row.refused,
+            blocking: None,
+        };
+        debug_assert!(
+            self.entries
+                .back()
+                .is_none_or(|last| last.row.row < entry.row.row)
+        );
+        self.bytes += entry.bytes();
+        self.entries.push_back(entry);
+    }
+
+    pub(super) fn get_mut(&mut self, row: i64) -> Option<&mut Entry> {
+        let at = self
+            .entries
+            .binary_search_by_key(&row, |entry| entry.row.row)
+            .ok()?;
+        self.entries.get_mut(at)
+    }
+
+    /// The first row that is not settled.
+    pub(super) fn first(&self) -> Option<&Entry> {
+        self.entries.front()
+    }
+
+    /// Turns a row into an exception.
+    pub(super) fn except(&mut self, row: i64, kind: ExceptionKind, reason: &str) {
+        let Some(entry) = self.get_mut(row) else { return };
+        entry.state = State::Excepted(Exception {
+            row,
+            kind,
+            attempts: entry.attempts,
+            reason: reason.to_owned(),
+        });
+        let key = entry.key().cloned();
+        if let (ExceptionKind::Skipped, Some(key)) = (kind, key) {
+            self.held.insert(key);
+        }
+    }
+
+    /// Turns every queued row of `key` into an exception behind `first`.
+    pub(super) fn except_behind(&mut self, key: &Bytes, first: i64) -> u64 {
+        let mut count = 0;
+        for entry in &mut self.entries {
+            if matches!(entry.state, State::Queued) && entry.key() == Some(key) {
+                entry.state = State::Excepted(behind(entry.row.row, first));
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// Removes the settled rows at the front; returns the last one's number, and the exceptions among them.
+    pub(super) fn pop_settled(&mut self, exceptions: &mut Vec<Exception>) -> Option<i64> {
+        let mut last = None;
+        while self.entries.front().is_some_and(Entry::settled) {
+            let Some(entry) = self.entries.pop_front() else {
+                break;
+            };
+            last = Some(entry.row.row);
+            self.bytes -= entry.bytes();
+            if let State::Excepted(exception) = entry.state {
+                exceptions.push(exception);
+            }
+        }
+        last
+    }
+
+    /// A skipped row of this key is saved: the key goes on.
+    pub(super) fn unhold_all(&mut self, still: &[Exception]) {
+        // Skipped rows further back in the window still hold their keys; they are few.
+        if self.held.is_empty() || !still.is_empty() {
+            return;
+        }
+        let waiting: HashSet<Bytes> = self
+            .entries
+            .iter()
+            .filter(|entry| matches!(&entry.state, State::Excepted(it) if it.kind == ExceptionKind::Skipped))
+            .filter_map(|entry| entry.key().cloned())
+            .collect();
+        self.held = waiting;
+    }
+
+    /// Rows that may be sent now, `max` at most, in order. With `one_per_key` no two of a key; else several, if
+    /// nothing of the key before them waits.
+    pub(super) fn pick(&self, now: u64, max: usize, one_per_key: bool) -> Picked {
+        let mut picked = Picked::default();
+        let mut busy: HashSet<&Bytes> = self.held.iter().collect();
+        for entry in &self.entries {
+            if picked.rows.len() >= max {
+                break;
+            }
+            let waits_behind = entry.key().is_some_and(|key| busy.contains(key));
+            if entry.settled() || waits_behind {
+                continue;
+            }
+            let due = matches!(entry.state, State::Queued) && entry.not_before <= now;
+            if due {
+                picked.rows.push(entry.row.row);
+            } else if matches!(entry.state, State::Queued) && entry.not_before < u64::MAX {
+                picked.wake = Some(
+                    picked
+                        .wake
+                        .map_or(entry.not_before, |at| at.min(entry.not_before)),
+                );
+            }
+            if let Some(key) = entry.key()
+                && (one_per_key || !due)
+            {
+                busy.insert(key);
+            }
+            if entry.blocking.is_some() {
+                break;
+            }
+        }
+        picked
+    }
+}
+
+/// The exception of a row behind a parked one.
+pub(super) fn behind(row: i64, first: i64) -> Exception {
+    let reason = if first == 0 {
+        "its key is parked".to_owned()
+    } else {
+        format!("its key was parked by row {first}")
+    };
+    Exception {
+        row,
+        kind: ExceptionKind::Behind,
+        attempts: 0,
+        reason,
+    }
+}

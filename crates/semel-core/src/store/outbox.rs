@@ -1,0 +1,309 @@
+//! The outbox as a relay sees it: shards with owners, batches of rows, and a cursor that is saved.
+
+use async_trait::async_trait;
+
+use super::{Capabilities, OutboxRow};
+use crate::claim::Nonce;
+use crate::error::{ErrorKind, StoreError};
+use crate::host::Timestamp;
+use crate::relay::{Cursor, OwnedShard, ShardId, ShardLease};
+
+/// A wish to own free shards of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Acquire {
+    /// The stream.
+    pub stream: String,
+    /// How many shards at most.
+    pub max: u16,
+    /// A name for logs and the console, such as host and process id. Never compared.
+    pub owner: String,
+    /// 128 random bits, fresh for every wish; the same ones when a wish is repeated because its answer was lost.
+    pub nonce: Nonce,
+    /// How long a dead owner blocks its shards.
+    pub lease_ms: i64,
+}
+
+/// The answer to a write or read that only the current owner may do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Guarded<T> {
+    /// Done.
+    Done(T),
+    /// Somebody else owns the shard now. Nothing was changed; stop sending.
+    Lost,
+    /// The shard is yours, and its cursor is not the one you decided on. Nothing was changed; load it again (rule S3).
+    Reload,
+}
+
+/// What [`OutboxStore::open_batch`] found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Opening {
+    /// There are rows: send them. The cursor is saved with its `open` mark, and everything that the batch can hold is
+    /// as durable as the store makes it, so that no event of it can be taken back by a crash.
+    Opened(Cursor),
+    /// There is nothing new, and nothing was written.
+    Empty,
+    /// There is nothing new, and `prev` was moved on, as asked.
+    Moved(Cursor),
+}
+
+/// A row of a page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PageRow {
+    /// The row, as far as it could be read.
+    pub row: OutboxRow,
+    /// Why it can never be sent, such as headers that cannot be read. It becomes an exception and stops nobody else.
+    pub refused: Option<String>,
+}
+
+/// Some rows of the open batch, in order.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Page {
+    /// The rows.
+    pub rows: Vec<PageRow>,
+    /// Whether there may be more after them.
+    pub more: bool,
+}
+
+/// How much of a page to read: whichever limit is reached first, one row at least.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageSize {
+    /// Rows at most.
+    pub rows: u32,
+    /// Bytes of data at most, but for the first row.
+    pub bytes: u64,
+}
+
+/// Why a row is an exception.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ExceptionKind {
+    /// It failed, and its key is parked with it.
+    Parked,
+    /// It is behind a parked row of its key.
+    Behind,
+    /// It failed and was left out, by policy.
+    Skipped,
+}
+
+impl ExceptionKind {
+    /// Its word in SQL: `parked`, `behind`, `skipped`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Parked => "parked",
+            Self::Behind => "behind",
+            Self::Skipped => "skipped",
+        }
+    }
+
+    /// Reads [`ExceptionKind::as_str`] back.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        [Self::Parked, Self::Behind, Self::Skipped]
+            .into_iter()
+            .find(|kind| kind.as_str() == word)
+    }
+}
+
+/// A row to be moved to the exceptions: the store copies all of it (rule O7).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exception {
+    /// The row's number.
+    pub row: i64,
+    /// Why.
+    pub kind: ExceptionKind,
+    /// Attempts spent.
+    pub attempts: u32,
+    /// What the sink said; bounded, printable.
+    pub reason: String,
+}
+
+/// A write of the cursor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CursorSave {
+    /// The cursor it was decided on; its batch and version are compared.
+    pub from: Cursor,
+    /// The new `last_id`.
+    pub last_id: i64,
+    /// Whether all of the batch is settled: then `prev := open`, nothing is open, `last_id := 0`.
+    pub finished: bool,
+    /// The new [`Cursor::suspect`].
+    pub suspect: Option<i64>,
+    /// Rows to be moved to the exceptions in the same transaction, all with numbers up to `last_id`.
+    pub exceptions: Vec<Exception>,
+}
+
+impl CursorSave {
+    /// The cursor after this write: what every store makes of it.
+    #[must_use]
+    pub fn apply(&self) -> Cursor {
+        let version = self.from.version + 1;
+        let from = self.from.clone();
+        match &self.from.open {
+            Some(open) if self.finished => Cursor {
+                prev: open.clone(),
+                open: None,
+                last_id: 0,
+                suspect: None,
+                version,
+                ..from
+            },
+            _ => Cursor {
+                last_id: self.last_id,
+                suspect: self.suspect,
+                version,
+                ..from
+            },
+        }
+    }
+}
+
+/// One row in the exceptions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredException {
+    /// Which shard put it there.
+    pub shard: ShardId,
+    /// Why, and after how many attempts.
+    pub exception: Exception,
+    /// When.
+    pub since: Timestamp,
+    /// The row; `refused` where it cannot be read.
+    pub row: PageRow,
+}
+
+/// How one shard stands, for the console and metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardBacklog {
+    /// Which shard.
+    pub shard: ShardId,
+    /// Who owns it, if anybody does now.
+    pub owner: Option<String>,
+    /// Rows not settled yet, counted up to [`BACKLOG_ROWS_COUNTED_MAX`].
+    pub rows: u64,
+    /// Age of the oldest of them in milliseconds; `None` when there is none.
+    pub oldest_ms: Option<i64>,
+    /// Rows in the exceptions.
+    pub exceptions: u64,
+    /// Batches opened so far.
+    pub batch_no: i64,
+    /// Owners in a row that died on the same place.
+    pub takeovers: u32,
+}
+
+/// How an outbox stands.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Backlog {
+    /// Every shard of every stream.
+    pub shards: Vec<ShardBacklog>,
+    /// Streams that rows name and nobody has registered: their rows wait and are never cleaned (rule O10).
+    pub orphan_streams: Vec<String>,
+}
+
+/// Rows that [`OutboxStore::backlog`] counts at most per shard.
+pub const BACKLOG_ROWS_COUNTED_MAX: u64 = 10_000;
+/// Shards of one stream at most.
+pub const SHARDS_MAX: u16 = 256;
+
+/// Keeps the rows, owners and cursors of an outbox.
+///
+/// A row is written in the business transaction by the backend's own `tx::enqueue`; it is never changed afterwards.
+///
+/// # Guarantees
+/// - Of the rows visible in a cursor's `open` and not in its `prev`, [`OutboxStore::read_page`] returns each one with
+///   a number above the one asked for, in the order of their numbers. Marks only grow: nothing is skipped, whatever
+///   the order in which transactions commit.
+/// - Two rows of a key whose writers took turns on that key have growing numbers, and the later one is never in an
+///   earlier batch.
+/// - Every write compares epoch, nonce and version in one atomic step (rules O11, S3). `Done` means durable.
+///
+/// # Errors
+/// An `Err` is about the call as a whole. After one, [`OutboxStore::load`] the cursor before anything else: the write
+/// may have been done, or the server may be another one than before (rule O2).
+#[async_trait]
+pub trait OutboxStore: Send + Sync + 'static {
+    /// What this backend can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Makes a stream with `shards` shards when it is missing. Its first batch holds every row already there.
+    ///
+    /// # Errors
+    /// `Invalid` when it exists with another number of shards: splitting and merging is not built yet.
+    async fn register_stream(&self, stream: &str, shards: u16) -> Result<(), StoreError>;
+
+    /// Takes over shards whose lease has ended by the store's time.
+    async fn acquire(&self, wish: &Acquire) -> Result<Vec<OwnedShard>, StoreError>;
+
+    /// Prolongs leases to `lease_ms` from now; one answer per lease: `false` when somebody else owns it. A lease that
+    /// ended and that nobody took is prolonged.
+    async fn renew(&self, leases: &[ShardLease], lease_ms: i64) -> Result<Vec<bool>, StoreError>;
+
+    /// Gives shards back, so that others need not wait. Leases already lost are passed over.
+    async fn release(&self, leases: &[ShardLease]) -> Result<(), StoreError>;
+
+    /// The cursor as saved. Never [`Guarded::Reload`].
+    async fn load(&self, lease: &ShardLease) -> Result<Guarded<Cursor>, StoreError>;
+
+    /// Looks for rows after `from`, and opens a batch when there are any. A batch that `from` still holds open counts
+    /// as settled: its end and the new batch's beginning are one write. With `advance` an empty batch moves `prev` on
+    /// too, which lets the cleaner go on; without it nothing is written.
+    async fn open_batch(
+        &self,
+        lease: &ShardLease,
+        from: &Cursor,
+        advance: bool,
+    ) -> Result<Guarded<Opening>, StoreError>;
+
+    /// Reads rows of the open batch with numbers above `after`. Checks that the batch is still this owner's.
+    async fn read_page(
+        &self,
+        lease: &ShardLease,
+        cursor: &Cursor,
+        after: i64,
+        size: PageSize,
+    ) -> Result<Guarded<Page>, StoreError>;
+
+    /// Moves the cursor, and in the same transaction copies failed rows into the exceptions.
+    async fn save_cursor(&self, lease: &ShardLease, save: &CursorSave)
+    -> Result<Guarded<Cursor>, StoreError>;
+
+    /// Exceptions of a stream with row numbers above `after`, in order.
+    async fn exceptions(
+        &self,
+        stream: &str,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<StoredException>, StoreError>;
+
+    /// Deletes at most `limit` rows that are settled in their shard's saved cursor and older than `keep_ms`; returns
+    /// how many. Rows of streams that nobody registered stay.
+    async fn clean(&self, keep_ms: i64, limit: u32) -> Result<u64, StoreError>;
+
+    /// How everything stands. Reads at most [`BACKLOG_ROWS_COUNTED_MAX`] rows per shard.
+    async fn backlog(&self) -> Result<Backlog, StoreError>;
+}
+
+/// The error of a stream registered again with another number of shards.
+#[must_use]
+pub fn other_shards(stream: &str, found: usize, wanted: u16) -> StoreError {
+    let text = format!(
+        "stream {stream} has {found} shards, {wanted} were asked for; splitting and merging is not built yet, \
+         so keep shards = {found}"
+    );
+    StoreError::new(ErrorKind::Invalid, "register_stream", text)
+}
+
+/// Refuses a stream name or number of shards that no backend takes.
+///
+/// # Errors
+/// [`LimitExceeded`](crate::limits::LimitExceeded).
+pub fn check_stream(stream: &str, shards: u16) -> Result<(), crate::limits::LimitExceeded> {
+    crate::event::check_name("stream", stream)?;
+    let (actual, max) = (u64::from(shards), u64::from(SHARDS_MAX));
+    crate::limits::check(
+        "shards",
+        "shards",
+        actual,
+        1,
+        max,
+        "choose another number of shards",
+    )
+}
