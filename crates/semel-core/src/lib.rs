@@ -20,7 +20,6 @@ pub mod model;
 pub mod outcome;
 pub mod relay;
 pub mod retry;
-pub mod saga;
 pub mod store;
 
 pub use claim::{

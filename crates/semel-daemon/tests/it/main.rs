@@ -7,6 +7,7 @@
 
 mod check;
 mod daemon;
+mod demo;
 mod migrate;
 mod mistakes;
 mod stop;

@@ -1,0 +1,11 @@
+//! The demo's children: how they are started, struck, started again, and how they all end.
+
+mod keeper;
+mod ports;
+mod troupe;
+mod watchdog;
+
+pub(crate) use keeper::{Counts, Keeper, Recipe};
+pub(crate) use ports::Port;
+pub(crate) use troupe::{Part, Troupe};
+pub(crate) use watchdog::{Watchdog, sweep, watch};

@@ -1,0 +1,75 @@
+//! One line that says what happens: drawn again and again in a terminal, a line now and then in a pipe. On stderr.
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::audit::events_applied;
+use super::load::Traffic;
+use super::process::Counts;
+use super::report::Shop;
+use crate::out;
+
+const REDRAW: Duration = Duration::from_millis(200);
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// What the line tells.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    pub(crate) shop: Shop,
+    pub(crate) dir: PathBuf,
+    pub(crate) traffic: Arc<Traffic>,
+    pub(crate) counts: Arc<Counts>,
+}
+
+impl Progress {
+    /// Tells until `stop`.
+    pub(crate) async fn tell(self, stop: CancellationToken) {
+        let terminal = std::io::stderr().is_terminal();
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
+            bar.set_style(style);
+        }
+        let start = Instant::now();
+        let mut last_line = start;
+        while !stop.is_cancelled() {
+            let text = self.text(start.elapsed()).await;
+            if terminal {
+                bar.set_message(text);
+                bar.tick();
+            } else if last_line.elapsed() >= LINE_EVERY {
+                last_line = Instant::now();
+                out::note(text);
+            }
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = sleep(REDRAW) => {}
+            }
+        }
+        bar.finish_and_clear();
+        out::note(self.text(start.elapsed()).await);
+    }
+
+    async fn text(&self, elapsed: Duration) -> String {
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        // A file that is busy right now is counted next time.
+        let events = events_applied(&self.dir).await.unwrap_or(0);
+        format!(
+            "{:<10} {:>5.1} s  orders {} placed, {} answered, {} duplicates  processes {} killed, {} paused, {} restarted  events {events}",
+            self.shop.title(),
+            elapsed.as_secs_f64(),
+            get(&self.traffic.placed),
+            get(&self.traffic.answered),
+            get(&self.traffic.duplicates),
+            get(&self.counts.kills),
+            get(&self.counts.pauses),
+            get(&self.counts.restarts),
+        )
+    }
+}
