@@ -1,6 +1,8 @@
 //! An open store of either kind, for `run`, `check` and `migrate`.
 
-use semel_core::{ErrorKind, StoreError};
+use std::sync::Arc;
+
+use semel_core::{ErrorKind, KeyStore, StoreError};
 #[cfg(feature = "postgres")]
 use semel_postgres::Postgres;
 use semel_sqlite::Sqlite;
@@ -96,6 +98,15 @@ impl Store {
         };
         let text = format!("{what}: run `semel migrate`, or set migrate = true for it");
         Err(StoreError::new(ErrorKind::Schema, "check", text))
+    }
+
+    /// Its keys.
+    pub(crate) fn keys(&self) -> Option<Arc<dyn KeyStore>> {
+        match self {
+            Self::Sqlite(db) => Some(Arc::new(db.clone())),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => None,
+        }
     }
 
     /// Closes its connections.

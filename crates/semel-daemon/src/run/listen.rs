@@ -26,7 +26,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 #[error("{code}: cannot listen on {address} ({field}): {why}", code = "SEM0302")]
 pub(crate) struct PortError {
     address: SocketAddr,
-    field: &'static str,
+    field: String,
     why: String,
 }
 
@@ -42,7 +42,8 @@ impl Bound {
     ///
     /// # Errors
     /// Somebody has it, or this user may not; the message says what to do.
-    pub(crate) async fn bind(address: SocketAddr, field: &'static str) -> Result<Self, PortError> {
+    pub(crate) async fn bind(address: SocketAddr, field: impl Into<String>) -> Result<Self, PortError> {
+        let field = field.into();
         let failed = |error: &io::Error| {
             let port = address.port();
             let why = match error.kind() {
@@ -60,7 +61,11 @@ impl Bound {
                 }
                 _ => error.to_string(),
             };
-            PortError { address, field, why }
+            PortError {
+                address,
+                field: field.clone(),
+                why,
+            }
         };
         let listener = TcpListener::bind(address).await.map_err(|error| failed(&error))?;
         let address = listener.local_addr().map_err(|error| failed(&error))?;

@@ -4,11 +4,14 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
+
+use semel_core::claim::SweepReport;
 
 use super::health::Health;
 
@@ -16,6 +19,28 @@ use super::health::Health;
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Mutex<Registry>,
+    gateway: Family<GatewayLabels, Counter>,
+    swept: Family<SweptLabels, Counter>,
+}
+
+/// Labels of `semel_gateway_requests_total`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct GatewayLabels {
+    /// The gateway's name.
+    pub(crate) gateway: String,
+    /// What `Semel-Outcome` said; `none` without it.
+    pub(crate) outcome: String,
+    /// 1 where a stored answer was given.
+    pub(crate) replayed: u8,
+    /// The first digit of the status.
+    pub(crate) status: u16,
+}
+
+/// Labels of `semel_keys_swept_total`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SweptLabels {
+    store: String,
+    to: &'static str,
 }
 
 impl Metrics {
@@ -28,8 +53,33 @@ impl Metrics {
             Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]),
         );
         registry.register_collector(Box::new(Process));
+        let gateway = Family::default();
+        let help = "Requests through a gateway, by outcome, replay and first digit of the status";
+        registry.register("gateway_requests", help, gateway.clone());
+        let swept = Family::default();
+        let help = "Keys whose time was over: now unknown, only a tombstone, or gone";
+        registry.register("keys_swept", help, swept.clone());
         Self {
             registry: Mutex::new(registry),
+            gateway,
+            swept,
+        }
+    }
+
+    /// Counts an answer of a gateway.
+    pub(crate) fn gateway_answered(&self, labels: GatewayLabels) {
+        self.gateway.get_or_create(&labels).inc();
+    }
+
+    /// Counts keys that were swept.
+    pub(crate) fn keys_swept(&self, store: &str, report: &SweepReport) {
+        for (to, count) in [
+            ("unknown", report.unknown),
+            ("tombstone", report.tombstoned),
+            ("gone", report.removed),
+        ] {
+            let store = store.to_owned();
+            self.swept.get_or_create(&SweptLabels { store, to }).inc_by(count);
         }
     }
 

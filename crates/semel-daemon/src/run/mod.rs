@@ -9,6 +9,7 @@
 //! # Not guaranteed
 //! That two daemons with the same configuration share work evenly: leases decide who does what.
 
+mod gateways;
 mod health;
 mod listen;
 mod log;
@@ -19,6 +20,7 @@ mod signals;
 mod stores;
 mod supervise;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
@@ -29,6 +31,7 @@ use crate::config::{self, Config};
 use crate::exit::Exit;
 use crate::{out, runtime};
 
+use gateways::Gateway;
 use health::Health;
 use listen::Bound;
 use metrics::Metrics;
@@ -79,7 +82,27 @@ async fn serve(config: Config) -> Exit {
         Err(error) => return refuse(&error),
     };
 
-    let _stores = Stores::open(&config.stores, &context);
+    let stores = Stores::new(&config.stores);
+    let mut gateways = Vec::new();
+    for gateway in &config.gateways {
+        match Gateway::bind(gateway.clone(), stores.handle(&gateway.store)).await {
+            Ok(gateway) => gateways.push(gateway),
+            Err(error) => return refuse(&error),
+        }
+    }
+
+    stores.open(&context);
+    for name in config
+        .gateways
+        .iter()
+        .map(|gateway| &gateway.store)
+        .collect::<BTreeSet<_>>()
+    {
+        gateways::start_sweeper(name, stores.handle(name), &context);
+    }
+    for gateway in gateways {
+        gateway.start(&context);
+    }
     tracing::info!(address = %server.address(), version = env!("CARGO_PKG_VERSION"), "semel listens");
     server::start(server, &config.server, &context);
 

@@ -1,6 +1,5 @@
 //! The stores of the configuration: opened in the background, watched, and handed to the roles when they are ready.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,25 +30,32 @@ pub(crate) fn backoff() -> RetryPolicy {
 }
 
 /// Stores by name.
-#[derive(Debug, Clone)]
-pub(crate) struct Stores(HashMap<String, watch::Receiver<Option<Store>>>);
+pub(crate) struct Stores(Vec<(StoreConfig, watch::Sender<Option<Store>>)>);
 
 impl Stores {
+    /// All of them, none open yet.
+    pub(crate) fn new(configs: &[StoreConfig]) -> Self {
+        Self(
+            configs
+                .iter()
+                .map(|config| (config.clone(), watch::Sender::new(None)))
+                .collect(),
+        )
+    }
+
     /// Begins to open each of them.
-    pub(crate) fn open(configs: &[StoreConfig], context: &Arc<Context>) -> Self {
-        let stores = configs.iter().map(|config| {
-            let (ready, handle) = watch::channel(None);
+    pub(crate) fn open(&self, context: &Arc<Context>) {
+        for (config, ready) in &self.0 {
             let part = context.health.part("store", &config.name);
-            let keeper = keep(config.clone(), part, ready, context.stop.clone());
+            let keeper = keep(config.clone(), part, ready.clone(), context.stop.clone());
             context.tasks.spawn(keeper);
-            (config.name.clone(), handle)
-        });
-        Self(stores.collect())
+        }
     }
 
     /// The store once it is open with the right schema. The configuration was checked, so the name is known.
     pub(crate) fn handle(&self, name: &str) -> Handle {
-        Handle(self.0.get(name).cloned())
+        let store = self.0.iter().find(|(config, _)| config.name == name);
+        Handle(store.map(|(_, ready)| ready.subscribe()))
     }
 }
 
@@ -67,11 +73,6 @@ impl Handle {
             return store;
         }
         std::future::pending().await
-    }
-
-    /// The store, if it is open now.
-    pub(crate) fn now(&self) -> Option<Store> {
-        self.0.as_ref().and_then(|receiver| receiver.borrow().clone())
     }
 }
 
@@ -100,6 +101,7 @@ async fn keep(config: StoreConfig, part: Part, ready: watch::Sender<Option<Store
     };
     part.ready();
     ready.send_replace(Some(store.clone()));
+    // Roles hold clones; the sender stays until the end, so that those who come late still find the store.
     let mut pause = PROBE;
     loop {
         tokio::select! {
