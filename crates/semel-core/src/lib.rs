@@ -20,6 +20,7 @@ pub mod model;
 pub mod outcome;
 pub mod relay;
 pub mod retry;
+pub mod saga;
 pub mod store;
 
 pub use claim::{

@@ -24,6 +24,18 @@ pub const EVENT_HEADERS_MAX: usize = 64;
 pub const EVENT_HEADER_BYTES_MAX: usize = 16_384;
 /// Steps of one saga.
 pub const SAGA_STEPS_MAX: usize = 100;
+/// Bytes of a saga's id; it travels in a header.
+pub const SAGA_ID_BYTES_MAX: usize = 255;
+/// Bytes of a saga's kind and of a step's name.
+pub const SAGA_NAME_BYTES_MAX: usize = 100;
+/// Bytes of the URL or handler name a step goes to.
+pub const SAGA_TARGET_BYTES_MAX: usize = 2_000;
+/// Milliseconds of one attempt of a step (ten minutes).
+pub const SAGA_ATTEMPT_MS_MAX: u64 = 600_000;
+/// Bytes of an error, refusal or reason kept in a saga's state and log; the rest is cut.
+pub const SAGA_TEXT_BYTES_MAX: usize = 1_024;
+/// Requests (cancel, retry, abandon) that may wait for a saga's owner.
+pub const SAGA_REQUESTS_MAX: usize = 100;
 /// Bytes of a saga's input, and of one step's output.
 pub const SAGA_PAYLOAD_BYTES_MAX: usize = 1 << 20;
 

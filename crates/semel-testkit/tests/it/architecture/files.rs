@@ -1,5 +1,6 @@
 //! The files of the repository.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +17,8 @@ pub(super) struct Source {
     /// Relative to the workspace, with `/`.
     pub(super) path: String,
     pub(super) text: String,
+    /// A module that exists only under `#[cfg(test)]`.
+    test_only: bool,
 }
 
 impl Source {
@@ -31,8 +34,23 @@ impl Source {
             && self.path.starts_with("crates/")
             && self.path.contains("/src/")
             && !self.path.starts_with("crates/semel-testkit/")
-            && !self.path.ends_with("/tests.rs")
-            && !self.path.contains("/tests/")
+            && !self.test_only
+    }
+
+    /// The files of the modules that this file declares under `#[cfg(test)]`.
+    fn test_modules(&self) -> Vec<String> {
+        let path = self.path.trim_end_matches(".rs");
+        let folder = match path.rsplit_once('/') {
+            Some((folder, "mod" | "lib" | "main")) => folder,
+            _ => path,
+        };
+        let lines: Vec<&str> = self.text.lines().map(str::trim).collect();
+        lines
+            .windows(2)
+            .filter(|pair| pair[0] == "#[cfg(test)]")
+            .filter_map(|pair| pair[1].rsplit_once("mod ")?.1.strip_suffix(';'))
+            .flat_map(|name| [format!("{folder}/{name}.rs"), format!("{folder}/{name}/mod.rs")])
+            .collect()
     }
 
     /// The lines that are code of the product, with their numbers: comments and what is under `#[cfg(test)]` left out.
@@ -83,7 +101,11 @@ pub(super) fn all() -> Vec<Source> {
                 folders.push(path);
             } else if let Ok(text) = fs::read_to_string(&path) {
                 let path = path.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
-                found.push(Source { path, text });
+                found.push(Source {
+                    path,
+                    text,
+                    test_only: false,
+                });
             }
         }
     }
@@ -91,6 +113,10 @@ pub(super) fn all() -> Vec<Source> {
         found.iter().any(|file| file.path == "Cargo.toml"),
         "the workspace was not found"
     );
+    let test_modules: BTreeSet<String> = found.iter().flat_map(Source::test_modules).collect();
+    for file in &mut found {
+        file.test_only = test_modules.contains(&file.path);
+    }
     found.sort_by(|a, b| a.path.cmp(&b.path));
     found
 }
@@ -103,10 +129,15 @@ pub(super) fn none(rule: &str, findings: &[String]) {
 #[test]
 fn code_leaves_out_comments_and_tests() {
     let file = Source {
-        path: String::new(),
+        path: "crates/x/src/y.rs".to_owned(),
+        test_only: false,
         text: "//! doc\nfn a() {\n    one();\n    // two();\n}\n#[cfg(test)]\nmod tests {\n    three();\n}\nfn b() {}\n#[cfg(test)]\nmod c;\nfn d() {}\n"
             .to_owned(),
     };
     let code: Vec<&str> = file.code().map(|(_, line)| line.trim()).collect();
     assert_eq!(code, ["fn a() {", "one();", "}", "fn b() {}", "fn d() {}"]);
+    assert_eq!(
+        file.test_modules(),
+        ["crates/x/src/y/c.rs", "crates/x/src/y/c/mod.rs"]
+    );
 }

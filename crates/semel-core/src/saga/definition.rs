@@ -1,0 +1,235 @@
+//! What a saga consists of, as data.
+
+use serde::{Deserialize, Serialize};
+
+use super::check::{CheckedDefinition, DefinitionError};
+use crate::retry::RetryPolicy;
+
+/// Milliseconds one attempt may take unless the step says otherwise.
+pub const ATTEMPT_TIMEOUT_MS_DEFAULT: u64 = 10_000;
+
+/// The steps of a saga and their order. Build it, or read it from configuration, then [`check`](Definition::check) it.
+///
+/// ```
+/// use semel_core::saga::{Definition, Step};
+/// let order = Definition::new("order")
+///     .with_deadline_ms(30_000)
+///     .step(Step::new("reserve", "http://stock/reserve").compensated_by("http://stock/release").barrier())
+///     .step(Step::new("charge", "http://payments/charge").compensated_by("http://payments/refund").barrier())
+///     .step(Step::new("ship", "http://shipping/ship").barrier().pivot())
+///     .check()?;
+/// assert_eq!(order.name(), "order");
+/// # Ok::<(), semel_core::saga::DefinitionError>(())
+/// ```
+// A field added later must not be serialised at its default: the hash of a definition pins running sagas.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Definition {
+    /// The kind of saga, such as `order`.
+    pub name: String,
+    /// Milliseconds from acceptance after which the saga turns to compensating, unless its pivot has started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<u64>,
+    /// The steps. Their order here only matters where a step does not say what it comes `after`.
+    pub steps: Vec<Step>,
+}
+
+/// How a participant deals with a call that comes twice. What is not true must not be declared: it decides what may be
+/// repeated and what a refusal proves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "snake_case")]
+pub enum Participant {
+    /// It keeps the barrier in the transaction of its effect: duplicates, late actions and empty compensations are
+    /// harmless there. A step that is not certain is compensated at once.
+    Barrier,
+    /// It deduplicates by `Idempotency-Key`. A step that is not certain is first driven to a definite answer by its
+    /// key, then compensated.
+    Keyed,
+    /// It knows no keys. Nothing that may have happened is repeated; a step that is not certain needs a person.
+    #[default]
+    None,
+}
+
+/// One step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Step {
+    /// Unique in its saga; part of the keys, so renaming a step makes it another step.
+    pub name: String,
+    /// Where the action goes: a URL, or the name of a handler in this process.
+    pub action: String,
+    /// Where the compensation goes. Only a read-only step, the pivot and steps after it may have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compensation: Option<String>,
+    /// Steps that must have succeeded first. Absent: the step before it in the list. Empty: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Vec<String>>,
+    /// What the participant does with duplicates. Default `none`.
+    #[serde(default)]
+    pub participant: Participant,
+    /// Budget of the action. A retriable step wants a long one.
+    #[serde(default)]
+    pub retry: RetryPolicy,
+    /// Budget of the compensation, always a full one of its own. Default: a day.
+    #[serde(default = "patient")]
+    pub compensation_retry: RetryPolicy,
+    /// Milliseconds one attempt may take. Default [`ATTEMPT_TIMEOUT_MS_DEFAULT`].
+    #[serde(default = "attempt_timeout_ms_default")]
+    pub attempt_timeout_ms: u64,
+    /// From its start on the saga no longer turns, unless the pivot itself is refused.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub pivot: bool,
+    /// It changes nothing, so there is nothing to compensate and it may be repeated.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub read_only: bool,
+    /// It is never refused, only delayed. Every step that does not come before the pivot must be.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub retriable: bool,
+}
+
+const fn attempt_timeout_ms_default() -> u64 {
+    ATTEMPT_TIMEOUT_MS_DEFAULT
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+const fn is_false(value: &bool) -> bool {
+    !*value
+}
+
+/// A budget of one day: for what must end well, compensations and retriable steps.
+#[must_use]
+pub const fn patient() -> RetryPolicy {
+    RetryPolicy {
+        initial_ms: 100,
+        factor: 2.0,
+        cap_ms: 30_000,
+        jitter: 0.2,
+        attempts_max: 10_000,
+        total_ms_max: 86_400_000,
+    }
+}
+
+impl Definition {
+    /// A definition without steps.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            deadline_ms: None,
+            steps: Vec::new(),
+        }
+    }
+
+    /// Sets the deadline. It ends when the pivot starts.
+    #[must_use]
+    pub const fn with_deadline_ms(mut self, deadline_ms: u64) -> Self {
+        self.deadline_ms = Some(deadline_ms);
+        self
+    }
+
+    /// Adds a step; it comes after the one added before it unless it says otherwise.
+    #[must_use]
+    pub fn step(mut self, step: Step) -> Self {
+        self.steps.push(step);
+        self
+    }
+
+    /// Refuses what could leave a saga that can neither go on nor back.
+    ///
+    /// # Errors
+    /// Each reason is a [`DefinitionError`] that names the step and what to change.
+    pub fn check(self) -> Result<CheckedDefinition, DefinitionError> {
+        CheckedDefinition::new(self)
+    }
+}
+
+impl Step {
+    /// A step whose action goes to this URL or handler.
+    #[must_use]
+    pub fn new(name: impl Into<String>, action: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            action: action.into(),
+            compensation: None,
+            after: None,
+            participant: Participant::None,
+            retry: RetryPolicy::default(),
+            compensation_retry: patient(),
+            attempt_timeout_ms: ATTEMPT_TIMEOUT_MS_DEFAULT,
+            pivot: false,
+            read_only: false,
+            retriable: false,
+        }
+    }
+
+    /// Sets where the compensation goes.
+    #[must_use]
+    pub fn compensated_by(mut self, compensation: impl Into<String>) -> Self {
+        self.compensation = Some(compensation.into());
+        self
+    }
+
+    /// Sets what must have succeeded before; an empty list: nothing.
+    #[must_use]
+    pub fn after<S: Into<String>>(mut self, steps: impl IntoIterator<Item = S>) -> Self {
+        self.after = Some(steps.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// The participant keeps the barrier.
+    #[must_use]
+    pub const fn barrier(mut self) -> Self {
+        self.participant = Participant::Barrier;
+        self
+    }
+
+    /// The participant deduplicates by `Idempotency-Key`.
+    #[must_use]
+    pub const fn keyed(mut self) -> Self {
+        self.participant = Participant::Keyed;
+        self
+    }
+
+    /// Sets the action's budget.
+    #[must_use]
+    pub const fn with_retry(mut self, retry: RetryPolicy) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// Sets the compensation's budget.
+    #[must_use]
+    pub const fn with_compensation_retry(mut self, retry: RetryPolicy) -> Self {
+        self.compensation_retry = retry;
+        self
+    }
+
+    /// Sets how long one attempt may take.
+    #[must_use]
+    pub const fn with_attempt_timeout_ms(mut self, ms: u64) -> Self {
+        self.attempt_timeout_ms = ms;
+        self
+    }
+
+    /// Makes it the pivot.
+    #[must_use]
+    pub const fn pivot(mut self) -> Self {
+        self.pivot = true;
+        self
+    }
+
+    /// It changes nothing.
+    #[must_use]
+    pub const fn read_only(mut self) -> Self {
+        self.read_only = true;
+        self
+    }
+
+    /// It is never refused; its budget becomes a day.
+    #[must_use]
+    pub const fn retriable(mut self) -> Self {
+        self.retriable = true;
+        self.retry = patient();
+        self
+    }
+}
