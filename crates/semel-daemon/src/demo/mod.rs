@@ -17,6 +17,7 @@ mod args;
 mod audit;
 mod by_hand;
 mod load;
+mod moment;
 mod process;
 mod progress;
 mod report;

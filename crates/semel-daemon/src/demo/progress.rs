@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::audit::events_applied;
 use super::load::Traffic;
+use super::moment::Moment;
 use super::process::Counts;
 use super::report::Shop;
 use crate::out;
@@ -36,7 +37,7 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
             bar.set_style(style);
         }
-        let start = Instant::now();
+        let start = Moment::now();
         let mut last_line = start;
         while !stop.is_cancelled() {
             let text = self.text(start.elapsed()).await;
@@ -44,7 +45,7 @@ impl Progress {
                 bar.set_message(text);
                 bar.tick();
             } else if last_line.elapsed() >= LINE_EVERY {
-                last_line = Instant::now();
+                last_line = Moment::now();
                 out::note(text);
             }
             tokio::select! {

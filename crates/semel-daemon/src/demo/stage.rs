@@ -6,11 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::audit::{Books, audit, read};
 use super::load::{Client, Heard, OrderPlan, Strike, Traffic, strike_all};
+use super::moment::Moment;
 use super::process::{Counts, Part, Port, Troupe};
 use super::progress::Progress;
 use super::report::{Ordeal, Report, Shop};
@@ -53,7 +54,7 @@ pub(crate) struct Folder {
 
 /// Runs a shop. When this future is dropped, all its processes are killed.
 pub(crate) async fn perform(shop: Shop, folder: &Folder, script: &Script) -> Result<Report, Trouble> {
-    let begun = Instant::now();
+    let begun = Moment::now();
     let dir = &folder.path;
     std::fs::create_dir_all(dir).doing(format!("make {}", dir.display()))?;
     let cast = match shop {
@@ -63,7 +64,7 @@ pub(crate) async fn perform(shop: Shop, folder: &Folder, script: &Script) -> Res
     let counts = Arc::new(Counts::default());
     let troupe = Troupe::start(dir, folder.temporary.as_deref(), &cast.parts, &counts).await?;
 
-    let start = Instant::now();
+    let start = Moment::now();
     let traffic = Arc::new(Traffic::default());
     let done = CancellationToken::new();
     let progress = Progress {
@@ -79,7 +80,7 @@ pub(crate) async fn perform(shop: Shop, folder: &Folder, script: &Script) -> Res
         customers.spawn(client.clone().place(start, plan.clone()));
     }
     strike_all(start, &script.strikes, |target| troupe.hit(target)).await;
-    sleep_until(start + script.load).await;
+    start.plus(script.load).reached().await;
     settle(dir, script.orders.len(), &traffic).await?;
 
     done.cancel();
@@ -99,17 +100,17 @@ pub(crate) async fn perform(shop: Shop, folder: &Folder, script: &Script) -> Res
 
 /// Waits until every customer has an answer and every order and event is through, or until nothing moves any more.
 async fn settle(dir: &Path, orders: usize, traffic: &Traffic) -> Result<(), Trouble> {
-    let end = Instant::now() + SETTLE_MAX;
+    let begun = Moment::now();
     let mut last = (Books::default(), 0);
-    let mut changed = Instant::now();
-    while Instant::now() < end && changed.elapsed() < QUIET {
+    let mut changed = Moment::now();
+    while begun.elapsed() < SETTLE_MAX && changed.elapsed() < QUIET {
         let now = (read(dir).await?, traffic.answered.load(Ordering::Relaxed));
         if now.1 == orders as u64 && now.0.at_rest() {
             return Ok(());
         }
         if now != last {
             last = now;
-            changed = Instant::now();
+            changed = Moment::now();
         }
         sleep(LOOK_EVERY).await;
     }

@@ -8,10 +8,11 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use semel_client::{HttpClient, Limits};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::plan::{OrderPlan, SendPlan};
+use crate::demo::moment::Moment;
 
 /// How long a customer waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -69,15 +70,15 @@ impl Client {
     }
 
     /// Places one order as planned, and then asks on with the same key until there is a definite answer.
-    pub(crate) async fn place(self, start: Instant, plan: OrderPlan) -> Heard {
-        let begin = start + plan.at;
-        sleep_until(begin).await;
+    pub(crate) async fn place(self, start: Moment, plan: OrderPlan) -> Heard {
+        let begin = start.plus(plan.at);
+        begin.reached().await;
         self.traffic.placed.fetch_add(1, Ordering::Relaxed);
         let sends = plan.sends.iter().enumerate().map(|(n, send)| {
             let client = &self;
             let plan = &plan;
             async move {
-                sleep_until(begin + send.after).await;
+                begin.plus(send.after).reached().await;
                 client.send(plan, send, n > 0).await
             }
         });

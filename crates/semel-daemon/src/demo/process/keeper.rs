@@ -12,11 +12,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::watchdog::this_program;
 use crate::demo::load::Blow;
+use crate::demo::moment::Moment;
 use crate::demo::trouble::{Doing as _, Trouble};
 
 /// How long a process that ended by itself stays down.
@@ -172,7 +173,7 @@ impl Life {
 
     /// One life of the process, from its start to its end.
     async fn run(&self, running: &mut Running, blows: &mut mpsc::Receiver<Blow>) -> Ended {
-        let mut paused_until: Option<Instant> = None;
+        let mut paused_until: Option<Moment> = None;
         loop {
             self.up.store(paused_until.is_none(), Ordering::Release);
             let blow = tokio::select! {
@@ -190,7 +191,7 @@ impl Life {
                 Some(Blow::Pause { length }) => {
                     signal(&running.child, Signal::STOP);
                     self.counts.pauses.fetch_add(1, Ordering::Relaxed);
-                    paused_until = Some(Instant::now() + length);
+                    paused_until = Some(Moment::now().plus(length));
                 }
                 Some(Blow::Kill { down }) => {
                     self.up.store(false, Ordering::Release);
@@ -230,9 +231,9 @@ impl Life {
     }
 }
 
-async fn until(moment: Option<Instant>) {
+async fn until(moment: Option<Moment>) {
     match moment {
-        Some(moment) => sleep_until(moment).await,
+        Some(moment) => moment.reached().await,
         None => std::future::pending().await,
     }
 }

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{Counts, Keeper, Recipe, Watchdog};
 use crate::demo::load::Target;
+use crate::demo::moment::Moment;
 use crate::demo::trouble::{Doing as _, Trouble};
 
 /// How long the first start of all processes may take.
@@ -93,11 +94,11 @@ impl Troupe {
 
 async fn ready(part: &Part, logs: &Path) -> Result<(), Trouble> {
     let address = SocketAddr::from(([127, 0, 0, 1], part.port));
-    let end = Instant::now() + READY_MAX;
+    let begun = Moment::now();
     loop {
         match TcpStream::connect(address).await {
             Ok(_) => return Ok(()),
-            Err(_) if Instant::now() < end => sleep(READY_PAUSE).await,
+            Err(_) if begun.elapsed() < READY_MAX => sleep(READY_PAUSE).await,
             Err(error) => {
                 let log =
                     std::fs::read_to_string(logs.join(format!("{}.log", part.name))).unwrap_or_default();
