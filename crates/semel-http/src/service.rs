@@ -11,9 +11,8 @@ use http::request::Parts;
 use http::{Request, Response};
 use http_body::Body as HttpBody;
 use http_body_util::{BodyExt, Limited};
-use semel_core::Key;
+use semel_core::{Clock, Key, SystemClock};
 use tokio::sync::oneshot;
-use tokio::time::Instant;
 use tower_service::Service;
 use tracing::Instrument;
 
@@ -133,7 +132,7 @@ where
         fingerprint,
         inner,
     };
-    let deadline = Instant::now() + Duration::from_millis(shared.config.wait_ms_max);
+    let deadline = SystemClock.monotonic() + Duration::from_millis(shared.config.wait_ms_max);
     loop {
         let Ok(permit) = Arc::clone(&shared.running).try_acquire_owned() else {
             return Ok(shared.too_busy());

@@ -10,9 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use semel_core::claim::State;
-use semel_core::{Key, KeyStore, KeyStoreExt};
+use semel_core::{Clock, Key, KeyStore, KeyStoreExt, SystemClock};
 use tokio::sync::Notify;
-use tokio::time::Instant;
 
 /// First pause between two readings.
 const POLL_FIRST: Duration = Duration::from_millis(5);
@@ -96,14 +95,14 @@ impl Drop for Waiter {
 }
 
 impl Waiter {
-    /// Waits until the record is no longer claimed, the claim's lease has ended, or `deadline`.
+    /// Waits until the record is no longer claimed, the claim's lease has ended, or `deadline` on the monotonic clock.
     pub(crate) async fn wait(
         &self,
         store: &dyn KeyStore,
         lease_left: Duration,
-        deadline: Instant,
+        deadline: Duration,
     ) -> WaitEnd {
-        let lease_end = Instant::now() + lease_left;
+        let lease_end = SystemClock.monotonic() + lease_left;
         let mut pause = POLL_FIRST;
         loop {
             let woken = self.notify.notified();
@@ -115,17 +114,17 @@ impl Waiter {
                 // The next claim will say what is wrong with the store; until then there is time.
                 Err(error) => tracing::debug!(%error, "cannot read a record that is waited for"),
             }
-            let now = Instant::now();
+            let now = SystemClock.monotonic();
             if now >= deadline {
                 return WaitEnd::TimedOut;
             }
             if now >= lease_end {
                 return WaitEnd::Changed;
             }
-            let until = (now + pause).min(deadline).min(lease_end);
+            let sleep = pause.min(deadline - now).min(lease_end - now);
             tokio::select! {
                 () = &mut woken => {}
-                () = tokio::time::sleep_until(until) => {}
+                () = tokio::time::sleep(sleep) => {}
             }
             pause = (pause * 2).min(POLL_MAX);
         }
