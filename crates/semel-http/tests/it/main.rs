@@ -1,6 +1,14 @@
-//! The layer over axum and plain tower, on the in-memory model and on SQLite.
+//! The layer over axum and plain tower, on the in-memory model and on SQLite. Tests are named after the cases that
+//! other implementations were bitten by.
 #![allow(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
-mod basics;
+mod admission;
+mod answers;
+mod crash;
 mod faulty;
+mod large;
+mod outcomes;
+mod owner;
+mod store;
 mod support;
+mod together;

@@ -1,7 +1,7 @@
 //! A handler that counts its runs, and requests with keys.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -9,47 +9,90 @@ use axum::routing::any;
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::BodyExt;
+use semel_core::KeyStore;
 use semel_core::model::MemoryKeys;
-use semel_core::{Clock, KeyStore, SystemClock, Timestamp};
-use semel_http::{Body, IdempotencyLayer};
+use semel_http::{Body, Config, IdempotencyLayer};
+use semel_testkit::clock::ManualClock;
+use tempfile::TempDir;
 use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 use tower::ServiceExt;
 
 pub(crate) use super::faulty::{Fault, Faulty};
 
-/// The host's clock, moved forward at will.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct MovedClock(Arc<AtomicI64>);
+/// A store, the clock that it reads, and its folder where it has one.
+#[derive(Clone)]
+pub(crate) struct World {
+    pub(crate) store: Arc<dyn KeyStore>,
+    pub(crate) clock: Arc<ManualClock>,
+    _dir: Option<Arc<TempDir>>,
+}
 
-impl MovedClock {
-    pub(crate) fn forward_ms(&self, ms: i64) {
-        self.0.fetch_add(ms, Ordering::SeqCst);
+impl World {
+    pub(crate) fn memory() -> Self {
+        let clock = Arc::new(ManualClock::default());
+        Self {
+            store: Arc::new(MemoryKeys::new(clock.clone())),
+            clock,
+            _dir: None,
+        }
+    }
+
+    pub(crate) async fn sqlite() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let clock = Arc::new(ManualClock::default());
+        let mut config = semel_sqlite::Config::new(dir.path().join("keys.db"));
+        config.clock = clock.clone();
+        let db = semel_sqlite::Sqlite::open(config).await.unwrap();
+        db.migrate().await.unwrap();
+        Self {
+            store: Arc::new(db),
+            clock,
+            _dir: Some(Arc::new(dir)),
+        }
+    }
+
+    /// A layer with one scope for all.
+    pub(crate) fn layer(&self) -> IdempotencyLayer {
+        self.layer_with(|_| {})
+    }
+
+    /// The same with other settings.
+    pub(crate) fn layer_with(&self, change: impl FnOnce(&mut Config)) -> IdempotencyLayer {
+        let mut config = Config::default();
+        change(&mut config);
+        IdempotencyLayer::builder(Arc::clone(&self.store))
+            .config(config)
+            .anonymous_scope("tests")
+            .build()
+            .unwrap()
+    }
+
+    /// The same world with a store that fails when told to.
+    pub(crate) fn faulty(mut self) -> (Self, Arc<Faulty>) {
+        let faulty = Faulty::over(self.store);
+        self.store = faulty.clone();
+        (self, faulty)
+    }
+
+    /// Every claim of now has ended afterwards.
+    pub(crate) fn leases_end(&self) {
+        self.clock.advance_ms(Config::default().lease_ms + 1);
     }
 }
 
-impl Clock for MovedClock {
-    fn now(&self) -> Timestamp {
-        SystemClock.now().plus_ms(self.0.load(Ordering::SeqCst))
-    }
-
-    fn monotonic(&self) -> Duration {
-        SystemClock.monotonic()
-    }
+/// Makes a test per store of each `async fn name(world: World)`.
+macro_rules! on_each_store {
+    ($($name:ident),+ $(,)?) => {
+        mod memory {
+            $(#[tokio::test] async fn $name() { super::$name($crate::support::World::memory()).await; })+
+        }
+        mod sqlite {
+            $(#[tokio::test] async fn $name() { super::$name($crate::support::World::sqlite().await).await; })+
+        }
+    };
 }
-
-/// A store in memory whose clock can be moved.
-pub(crate) fn memory() -> (Arc<dyn KeyStore>, MovedClock) {
-    let clock = MovedClock::default();
-    (Arc::new(MemoryKeys::new(Arc::new(clock.clone()))), clock)
-}
-
-/// A layer with one scope for all.
-pub(crate) fn anonymous(store: &Arc<dyn KeyStore>) -> IdempotencyLayer {
-    IdempotencyLayer::builder(Arc::clone(store))
-        .anonymous_scope("tests")
-        .build()
-        .unwrap()
-}
+pub(crate) use on_each_store;
 
 /// Counts runs.
 #[derive(Debug, Clone, Default)]
@@ -65,14 +108,15 @@ impl Runs {
     }
 }
 
-/// An app that answers every request by `answer`, behind `layer`.
-pub(crate) fn app<F, R>(layer: &IdempotencyLayer, answer: F) -> Router
+/// An app that counts its runs and answers every request by `handler`, which gets the number of the run.
+pub(crate) fn app<F, R>(layer: &IdempotencyLayer, runs: &Runs, handler: F) -> Router
 where
-    F: Fn() -> R + Clone + Send + Sync + 'static,
+    F: Fn(u32) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Response<Body>> + Send + 'static,
 {
+    let runs = runs.clone();
     let handler = any(move || {
-        let answer = answer();
+        let answer = handler(runs.add());
         async move { answer.await.map(axum::body::Body::new) }
     });
     Router::new().fallback(handler).layer(layer.clone())
@@ -80,10 +124,18 @@ where
 
 /// An app whose n-th run answers 201 with `run n`.
 pub(crate) fn counting(layer: &IdempotencyLayer, runs: &Runs) -> Router {
-    let runs = runs.clone();
-    app(layer, move || {
-        let n = runs.add();
-        async move { answer(201, format!("run {n}")) }
+    app(layer, runs, |n| async move { answer(201, format!("run {n}")) })
+}
+
+/// The same, but each run waits at the gate.
+pub(crate) fn gated(layer: &IdempotencyLayer, runs: &Runs, gate: &Gate) -> Router {
+    let gate = gate.clone();
+    app(layer, runs, move |n| {
+        let gate = gate.clone();
+        async move {
+            gate.pass().await;
+            answer(201, format!("run {n}"))
+        }
     })
 }
 
@@ -142,6 +194,12 @@ impl Answer {
     }
 }
 
+/// Sends a request in a task of its own.
+pub(crate) fn send_soon(app: &Router, request: Request<axum::body::Body>) -> JoinHandle<Answer> {
+    let app = app.clone();
+    tokio::spawn(async move { send(&app, request).await })
+}
+
 /// Sends a request and reads the whole answer.
 pub(crate) async fn send(app: &Router, request: Request<axum::body::Body>) -> Answer {
     let response = app.clone().oneshot(request).await.unwrap();
@@ -185,7 +243,7 @@ impl Gate {
     /// For the handler: waits here.
     pub(crate) async fn pass(&self) {
         self.arrived.add_permits(1);
-        let _open = self.open.acquire().await.unwrap();
+        self.open.acquire().await.unwrap().forget();
     }
 
     /// For the test: waits until one more handler has arrived.
@@ -195,6 +253,11 @@ impl Gate {
 
     /// Lets all go on, now and later.
     pub(crate) fn open(&self) {
-        self.open.add_permits(Semaphore::MAX_PERMITS / 2);
+        self.open.add_permits(1_000);
+    }
+
+    /// Lets one go on.
+    pub(crate) fn open_once(&self) {
+        self.open.add_permits(1);
     }
 }

@@ -1,0 +1,208 @@
+//! Answers too large to keep, and streams.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response};
+use http_body::{Body as HttpBody, Frame};
+use http_body_util::BodyExt;
+use semel_http::{Body, Disposition};
+use tower::ServiceExt;
+
+use super::support::*;
+
+on_each_store![
+    an_answer_one_byte_over_the_limit_goes_out_whole_and_its_retry_is_told_not_kept,
+    an_answer_at_the_limit_is_kept,
+    headers_too_large_to_store_count_as_too_large,
+    a_three_part_stream_within_the_limit_is_kept_whole,
+    an_event_stream_is_sent_on_and_its_retry_is_told_not_kept,
+    trailers_reach_the_first_caller_and_the_answer_is_not_kept,
+    a_stream_that_breaks_is_unknown_and_never_looks_whole,
+    a_refusal_too_large_to_keep_is_still_a_refusal,
+    a_client_that_leaves_a_stream_does_not_stop_it,
+];
+
+/// A body in parts, of unknown length.
+struct Parts(VecDeque<Result<Frame<Bytes>, &'static str>>);
+
+impl HttpBody for Parts {
+    type Data = Bytes;
+    type Error = &'static str;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
+        Poll::Ready(self.0.pop_front())
+    }
+}
+
+fn parts(parts: impl IntoIterator<Item = Result<&'static str, &'static str>>) -> Response<Body> {
+    let frames = parts
+        .into_iter()
+        .map(|part| part.map(|text| Frame::data(Bytes::from_static(text.as_bytes()))));
+    Response::new(Body::new(Parts(frames.collect())))
+}
+
+fn events(mut response: Response<Body>) -> Response<Body> {
+    response.headers_mut().insert(
+        "content-type",
+        HeaderValue::from_static("text/event-stream; charset=utf-8"),
+    );
+    response
+}
+
+async fn not_kept(app: &axum::Router, runs: &Runs) {
+    let again = send(app, post("a")).await;
+    assert_eq!(
+        (again.status, again.code().as_str(), again.outcome()),
+        (410, "SEM0407", "succeeded")
+    );
+    assert!(again.replayed());
+    assert_eq!(runs.count(), 1);
+}
+
+/// fiber#4018, #4287.
+async fn an_answer_one_byte_over_the_limit_goes_out_whole_and_its_retry_is_told_not_kept(world: World) {
+    let runs = Runs::default();
+    let layer = world.layer_with(|config| config.response_bytes_max = 1_000);
+    let app = app(&layer, &runs, |_| async { answer(200, vec![b'x'; 1_001]) });
+    let first = send(&app, post("a")).await;
+    assert_eq!(
+        (first.status, first.body.len(), first.outcome()),
+        (200, 1_001, "succeeded")
+    );
+    not_kept(&app, &runs).await;
+}
+
+async fn an_answer_at_the_limit_is_kept(world: World) {
+    let runs = Runs::default();
+    let layer = world.layer_with(|config| config.response_bytes_max = 1_000);
+    let app = app(&layer, &runs, |_| async { answer(200, vec![b'x'; 1_000]) });
+    let first = send(&app, post("a")).await;
+    let again = send(&app, post("a")).await;
+    assert!(again.replayed());
+    assert_eq!(first.body, again.body);
+}
+
+async fn headers_too_large_to_store_count_as_too_large(world: World) {
+    let runs = Runs::default();
+    let app = app(&world.layer(), &runs, |_| async {
+        let mut response = answer(200, vec![b'x'; 960 << 10]);
+        let value = HeaderValue::from_bytes(&[b'v'; 65_000]).unwrap();
+        for _ in 0..2 {
+            response.headers_mut().append("x-large", value.clone());
+        }
+        response
+    });
+    assert_eq!(send(&app, post("a")).await.body.len(), 960 << 10);
+    not_kept(&app, &runs).await;
+}
+
+/// actor-ts#1308: never `{}`, never a stuck 409.
+async fn a_three_part_stream_within_the_limit_is_kept_whole(world: World) {
+    let runs = Runs::default();
+    let app = app(&world.layer(), &runs, |_| async {
+        parts([Ok("one "), Ok("two "), Ok("three")])
+    });
+    assert_eq!(send(&app, post("a")).await.body, "one two three");
+    let again = send(&app, post("a")).await;
+    assert!(again.replayed());
+    assert_eq!(again.body, "one two three");
+}
+
+async fn an_event_stream_is_sent_on_and_its_retry_is_told_not_kept(world: World) {
+    let runs = Runs::default();
+    let app = app(&world.layer(), &runs, |_| async {
+        events(parts([Ok("one "), Ok("two "), Ok("three")]))
+    });
+    let first = send(&app, post("a")).await;
+    assert_eq!((first.status, &first.body[..]), (200, &b"one two three"[..]));
+    not_kept(&app, &runs).await;
+}
+
+async fn trailers_reach_the_first_caller_and_the_answer_is_not_kept(world: World) {
+    let runs = Runs::default();
+    let app = app(&world.layer(), &runs, |_| async {
+        let mut trailers = HeaderMap::new();
+        trailers.insert("checksum", HeaderValue::from_static("1"));
+        let frames = [
+            Ok(Frame::data(Bytes::from_static(b"data"))),
+            Ok(Frame::trailers(trailers)),
+        ];
+        Response::new(Body::new(Parts(frames.into())))
+    });
+    let response = app.clone().oneshot(post("a")).await.unwrap();
+    let whole = response.into_body().collect().await.unwrap();
+    assert_eq!(whole.trailers().unwrap()["checksum"], "1");
+    assert_eq!(whole.to_bytes(), "data");
+    not_kept(&app, &runs).await;
+}
+
+async fn a_stream_that_breaks_is_unknown_and_never_looks_whole(world: World) {
+    let runs = Runs::default();
+    let streamed = app(&world.layer(), &runs, |_| async {
+        events(parts([Ok("one "), Err("cut")]))
+    });
+    let response = streamed.clone().oneshot(post("a")).await.unwrap();
+    assert_eq!(response.status(), 200);
+    assert!(
+        response.into_body().collect().await.is_err(),
+        "the client sees that it broke"
+    );
+
+    let whole = app(&world.layer(), &runs, |_| async {
+        parts([Ok("one "), Err("cut")])
+    });
+    let first = send(&whole, post("b")).await;
+    assert_eq!(
+        (first.status, first.code().as_str(), first.outcome()),
+        (500, "SEM0413", "unknown")
+    );
+
+    world.leases_end();
+    for (app, key) in [(&streamed, "a"), (&whole, "b")] {
+        let again = send(app, post(key)).await;
+        assert_eq!((again.status, again.code().as_str()), (409, "SEM0406"));
+    }
+    assert_eq!(runs.count(), 2);
+}
+
+async fn a_refusal_too_large_to_keep_is_still_a_refusal(world: World) {
+    let runs = Runs::default();
+    let layer = world.layer_with(|config| config.response_bytes_max = 10);
+    let app = app(&layer, &runs, |_| async {
+        let mut response = answer(409, "out of stock, at length");
+        response.extensions_mut().insert(Disposition::Refused);
+        response
+    });
+    let first = send(&app, post("a")).await;
+    let again = send(&app, post("a")).await;
+    assert_eq!(
+        (first.status, first.outcome(), &first.body[..]),
+        (409, "refused", &b"out of stock, at length"[..])
+    );
+    assert_eq!(
+        (again.status, again.outcome(), again.replayed()),
+        (409, "refused", true)
+    );
+    assert_eq!(runs.count(), 1);
+}
+
+/// The stream may be the work itself.
+async fn a_client_that_leaves_a_stream_does_not_stop_it(world: World) {
+    let runs = Runs::default();
+    let layer = world.layer();
+    let many = std::iter::repeat_n(Ok("part "), 1_000);
+    let app = app(&layer, &runs, move |_| {
+        let many = many.clone();
+        async move { events(parts(many)) }
+    });
+    let response = app.clone().oneshot(post("a")).await.unwrap();
+    drop(response);
+    layer.drain().await;
+    not_kept(&app, &runs).await;
+}

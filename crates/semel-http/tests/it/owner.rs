@@ -1,0 +1,133 @@
+//! Owners that are slow, lost, or overtaken.
+
+use std::time::Duration;
+
+use semel_core::claim::{Keep, Settlement, State, Verdict};
+use semel_core::{Key, KeyStoreExt, LeaseReply, OwnerLost, Scope, StoredOutcome, Token};
+use semel_http::response::StoredResponse;
+
+use super::support::*;
+
+on_each_store![
+    a_claim_is_renewed_while_its_handler_runs,
+    a_slow_owner_still_completes_after_its_lease_and_the_key_is_done,
+    a_lost_owner_is_run_again_only_where_the_claim_says_so,
+    an_owner_whose_key_was_settled_answers_what_the_record_says,
+    a_run_that_may_be_repeated_stops_when_its_lease_can_have_ended,
+];
+
+fn key(id: &str) -> Key {
+    Key::new(Scope::new("tests").unwrap(), id).unwrap()
+}
+
+async fn token(world: &World) -> Token {
+    match world.store.read(&key("a")).await.unwrap().unwrap().state {
+        State::Claimed { lease, .. } | State::Unknown { lease, .. } => lease.token,
+        state => panic!("{state:?}"),
+    }
+}
+
+async fn a_claim_is_renewed_while_its_handler_runs(world: World) {
+    let (world, store) = world.faulty();
+    let (runs, gate) = (Runs::default(), Gate::default());
+    // A third of it passes in real time; the store's clock moves by hand.
+    let app = gated(&world.layer_with(|config| config.lease_ms = 60), &runs, &gate);
+    let first = send_soon(&app, post("a"));
+    gate.arrived().await;
+    for _ in 0..3 {
+        world.clock.advance_ms(50);
+        let before = store.calls("extend");
+        until("it is renewed", async || store.calls("extend") > before).await;
+    }
+    gate.open();
+    let first = first.await.unwrap();
+    assert_eq!((first.status, first.outcome()), (201, "succeeded"));
+}
+
+/// Rule K1: time alone never makes a token stale.
+async fn a_slow_owner_still_completes_after_its_lease_and_the_key_is_done(world: World) {
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let app = gated(&world.layer(), &runs, &gate);
+    let slow = send_soon(&app, post("a"));
+    gate.arrived().await;
+    world.leases_end();
+    assert_eq!(send(&app, post("a")).await.code(), "SEM0406");
+    gate.open();
+    assert_eq!(slow.await.unwrap().status, 201);
+    let again = send(&app, post("a")).await;
+    assert_eq!(
+        (again.status, &again.body[..], again.replayed()),
+        (201, &b"run 1"[..], true)
+    );
+    assert_eq!(runs.count(), 1);
+}
+
+/// express-idempotency#32, powertools#8049: at lease end the stored policy decides.
+async fn a_lost_owner_is_run_again_only_where_the_claim_says_so(world: World) {
+    for owner_lost in [OwnerLost::Hold, OwnerLost::Rerun] {
+        let (runs, gate) = (Runs::default(), Gate::default());
+        let dying = world.layer_with(|config| config.owner_lost = owner_lost);
+        let id = format!("{owner_lost:?}");
+        let lost = send_soon(&gated(&dying, &runs, &gate), post(&id));
+        gate.arrived().await;
+        world.leases_end();
+        let answer = send(&counting(&world.layer(), &runs), post(&id)).await;
+        match owner_lost {
+            OwnerLost::Hold => assert_eq!((answer.code().as_str(), runs.count()), ("SEM0406", 1)),
+            OwnerLost::Rerun => assert_eq!((&answer.body[..], runs.count()), (&b"run 2"[..], 2)),
+        }
+        lost.abort();
+    }
+}
+
+/// Rule K11: somebody settled the key while its owner was slow.
+async fn an_owner_whose_key_was_settled_answers_what_the_record_says(world: World) {
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let app = gated(&world.layer(), &runs, &gate);
+    let slow = send_soon(&app, post("a"));
+    gate.arrived().await;
+    world.leases_end();
+    let settled = StoredResponse {
+        status: http::StatusCode::OK,
+        headers: Vec::new(),
+        body: "as the operator found it".into(),
+    };
+    let settlement = Settlement {
+        key: key("a"),
+        token: token(&world).await,
+        verdict: Verdict::Happened(StoredOutcome::Succeeded(settled.encode())),
+        keep: Keep::default(),
+    };
+    assert!(matches!(
+        world.store.settle(&settlement).await.unwrap(),
+        LeaseReply::Ok(_)
+    ));
+    gate.open();
+    for answer in [slow.await.unwrap(), send(&app, post("a")).await] {
+        assert_eq!(
+            (answer.status, &answer.body[..]),
+            (200, &b"as the operator found it"[..])
+        );
+        assert!(answer.replayed());
+    }
+}
+
+/// Under `Rerun` another owner may begin at the lease's end, so this one ends before it.
+async fn a_run_that_may_be_repeated_stops_when_its_lease_can_have_ended(world: World) {
+    let (world, store) = world.faulty();
+    let (runs, gate) = (Runs::default(), Gate::default());
+    store.fail("extend", Fault::Down, u32::MAX);
+    let layer = world.layer_with(|config| {
+        config.owner_lost = OwnerLost::Rerun;
+        config.lease_ms = 60;
+    });
+    let app = gated(&layer, &runs, &gate);
+    let first = tokio::time::timeout(Duration::from_secs(30), send(&app, post("a")))
+        .await
+        .unwrap();
+    // The store's clock stood still: its record is still this owner's, and no answer of it is known.
+    assert_eq!((first.status, first.code().as_str()), (409, "SEM0406"));
+    tokio::time::timeout(Duration::from_secs(30), layer.drain())
+        .await
+        .unwrap();
+}

@@ -1,0 +1,125 @@
+//! The same key at the same time.
+
+use std::time::Duration;
+
+use super::support::*;
+
+on_each_store![
+    twenty_equal_posts_over_two_instances_run_once_and_get_equal_answers,
+    a_slow_key_does_not_hold_up_another,
+    a_client_that_gives_up_changes_nothing_and_its_retry_replays,
+    a_duplicate_runs_by_itself_when_the_first_gave_the_key_back,
+    a_duplicate_waits_at_most_the_cap_and_is_told_when_to_come_back,
+    a_duplicate_of_a_lost_owner_stops_waiting_when_the_lease_ends,
+];
+
+/// laravel-idempotency#1: two instances share nothing but the store.
+async fn twenty_equal_posts_over_two_instances_run_once_and_get_equal_answers(world: World) {
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let apps = [
+        gated(&world.layer(), &runs, &gate),
+        gated(&world.layer(), &runs, &gate),
+    ];
+    let all: Vec<_> = (0..20).map(|n| send_soon(&apps[n % 2], post("a"))).collect();
+    gate.arrived().await;
+    gate.open();
+    let mut replayed = 0;
+    for answer in all {
+        let answer = answer.await.unwrap();
+        assert_eq!((answer.status, &answer.body[..]), (201, &b"run 1"[..]));
+        replayed += u32::from(answer.replayed());
+    }
+    assert_eq!((runs.count(), replayed), (1, 19));
+}
+
+/// django-idempotency-key#60.
+async fn a_slow_key_does_not_hold_up_another(world: World) {
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let layer = world.layer();
+    let slow = send_soon(&gated(&layer, &runs, &gate), post("slow"));
+    gate.arrived().await;
+    assert_eq!(send(&counting(&layer, &runs), post("quick")).await.status, 201);
+    gate.open();
+    assert_eq!(slow.await.unwrap().status, 201);
+}
+
+/// dotnet-starter-kit#1333.
+async fn a_client_that_gives_up_changes_nothing_and_its_retry_replays(world: World) {
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let layer = world.layer();
+    let app = gated(&layer, &runs, &gate);
+    let first = send_soon(&app, post("a"));
+    gate.arrived().await;
+    first.abort();
+    assert!(first.await.unwrap_err().is_cancelled(), "the client is gone");
+    gate.open();
+    layer.drain().await;
+    let again = send(&app, post("a")).await;
+    assert_eq!((again.status, &again.body[..]), (201, &b"run 1"[..]));
+    assert!(again.replayed());
+    assert_eq!(runs.count(), 1);
+}
+
+async fn a_duplicate_runs_by_itself_when_the_first_gave_the_key_back(world: World) {
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let app = {
+        let gate = gate.clone();
+        app(&world.layer(), &runs, move |n| {
+            let gate = gate.clone();
+            async move {
+                gate.pass().await;
+                answer(if n == 1 { 429 } else { 201 }, format!("run {n}"))
+            }
+        })
+    };
+    let first = send_soon(&app, post("a"));
+    gate.arrived().await;
+    let second = send_soon(&app, post("a"));
+    gate.open();
+    assert_eq!(first.await.unwrap().status, 429);
+    let second = second.await.unwrap();
+    assert_eq!(
+        (second.status, &second.body[..], second.replayed()),
+        (201, &b"run 2"[..], false)
+    );
+}
+
+async fn a_duplicate_waits_at_most_the_cap_and_is_told_when_to_come_back(world: World) {
+    let (runs, gate) = (Runs::default(), Gate::default());
+    for (wait_ms_max, waiters_per_key_max) in [(0, 64), (20, 64), (60_000, 0)] {
+        let layer = world.layer_with(|config| {
+            config.wait_ms_max = wait_ms_max;
+            config.waiters_per_key_max = waiters_per_key_max;
+        });
+        let app = gated(&layer, &runs, &gate);
+        let key = format!("{wait_ms_max}-{waiters_per_key_max}");
+        let first = send_soon(&app, post(&key));
+        gate.arrived().await;
+        let second = tokio::time::timeout(Duration::from_secs(30), send(&app, post(&key)))
+            .await
+            .unwrap();
+        assert_eq!(
+            (second.status, second.code().as_str(), second.outcome()),
+            (409, "SEM0405", "running")
+        );
+        assert_eq!(second.header("retry-after"), Some("1"));
+        gate.open_once();
+        assert_eq!(first.await.unwrap().status, 201);
+    }
+}
+
+/// The owner is another process, which has died: nobody will ever wake the waiter.
+async fn a_duplicate_of_a_lost_owner_stops_waiting_when_the_lease_ends(world: World) {
+    let (world, store) = world.faulty();
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let dead = gated(&world.layer_with(|config| config.run_ms_max = 1), &runs, &gate);
+    let _never = send_soon(&dead, post("a"));
+    gate.arrived().await;
+    let other = counting(&world.layer_with(|config| config.wait_ms_max = 60_000), &runs);
+    let waiting = send_soon(&other, post("a"));
+    until("it waits", async || store.calls("read") > 0).await;
+    world.leases_end();
+    let answer = waiting.await.unwrap();
+    assert_eq!((answer.status, answer.code().as_str()), (409, "SEM0406"));
+    assert_eq!(runs.count(), 1);
+}
