@@ -9,7 +9,7 @@ use super::spec::Section;
 const HEAD: &str = "\
 # semel.toml
 
-Made from the source by `UPDATE_DOCS=1 cargo test -p semel-daemon --bin semel documentation`; do not edit it here.
+Made from the source by `UPDATE_DOCS=1 cargo test -p semel-daemon --bin semel docs`; do not edit it here.
 
 `semel check -c semel.toml` reads the file, names every mistake with its line and the fix, and tries each server.
 [semel.example.toml](../semel.example.toml) is a whole file to start from.

@@ -28,6 +28,8 @@ pub(crate) struct Reader<'a> {
     stores: RefCell<Vec<String>>,
     /// Names already given, by header.
     names: RefCell<HashSet<(&'static str, String)>>,
+    /// Streams that a relay publishes already, by store.
+    streams: RefCell<HashSet<(String, String)>>,
     /// Addresses that something listens on already.
     addresses: RefCell<HashSet<SocketAddr>>,
 }
@@ -52,6 +54,7 @@ impl<'a> Reader<'a> {
             stores: RefCell::default(),
             names: RefCell::default(),
             addresses: RefCell::default(),
+            streams: RefCell::default(),
         }
     }
 
@@ -237,6 +240,27 @@ impl<'a> Table<'a> {
             self.mistake(wanted.span.clone(), message, fix);
         }
         Some(wanted.value)
+    }
+
+    /// Two relays of one store cannot publish the same stream: it has one cursor and one sink.
+    pub(crate) fn claim_stream(&self, stream: &At<String>) {
+        let store = match self.raw("store").map(Spanned::get_ref) {
+            Some(DeValue::String(name)) => name.to_string(),
+            _ => super::store::DEFAULT.to_owned(),
+        };
+        let new = self
+            .reader
+            .streams
+            .borrow_mut()
+            .insert((store, stream.value.clone()));
+        if !new {
+            let message = format!(
+                "another relay of this store publishes the stream `{}` already",
+                stream.value
+            );
+            let fix = "a stream has one cursor and one sink: enqueue into a stream of its own for each sink";
+            self.mistake(stream.span.clone(), message, fix);
+        }
     }
 
     /// A text with its variables expanded.

@@ -1,13 +1,19 @@
 //! `[[relay]]`: from an outbox to a sink.
 
-use super::read::Table;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use semel_core::relay::{Poison, RelayPolicy};
+use semel_core::store::SHARDS_MAX;
+
+use super::read::{At, Table};
 use super::sink::{self, SinkConfig};
 use super::spec::{Section, field, required};
 
 /// `[[relay]]`.
 pub(crate) const RELAY: Section = Section {
     header: "[[relay]]",
-    about: "Publishes the events of an outbox. One table per destination.",
+    about: "Publishes the events of an outbox: at least once, with the same id every time, in order per key.",
     fields: &[
         required("name", "name", "how logs, metrics and `/readyz` call it"),
         field(
@@ -22,10 +28,67 @@ pub(crate) const RELAY: Section = Section {
             "`[\"default\"]`",
             "the streams it publishes, as named at enqueue",
         ),
+        field(
+            "shards",
+            "number",
+            "1 for SQLite, 4 for PostgreSQL",
+            "parts of a stream that different processes can own; it cannot be changed later",
+        ),
         required(
             "sink",
             "table",
             "where events go: `{ webhook = { … } }` or `{ kafka = { … } }`",
+        ),
+        field(
+            "poison",
+            "word",
+            "`block`",
+            "what becomes of an event that the receiver refuses again and again: `block` stops its shard, `park_key` \
+             sets it and the later events of its key aside, `skip` sets it alone aside",
+        ),
+        field(
+            "attempts_max",
+            "number",
+            "5",
+            "refusals of one event before it is poison",
+        ),
+        field(
+            "retry_initial_ms",
+            "ms",
+            "100",
+            "the wait after the first refusal; each next one is twice as long",
+        ),
+        field(
+            "retry_cap_ms",
+            "ms",
+            "30000",
+            "the longest wait between two attempts, or while a receiver is away",
+        ),
+        field("send_timeout_ms", "ms", "10000", "how long one delivery may take"),
+        field(
+            "lease_ms",
+            "ms",
+            "30000",
+            "how long a dead process keeps its shards from the others",
+        ),
+        field(
+            "idle_max_ms",
+            "ms",
+            "100",
+            "the longest wait between two looks into an empty outbox",
+        ),
+        field("window_rows", "number", "4000", "events held in memory at most"),
+        field(
+            "window_bytes_max",
+            "bytes",
+            "33554432",
+            "bytes of events held in memory",
+        ),
+        field(
+            "keep_ms",
+            "ms",
+            "3600000",
+            "how long published events stay in the outbox",
         ),
     ],
 };
@@ -39,33 +102,107 @@ pub(crate) struct RelayConfig {
     pub(crate) store: String,
     /// The streams it publishes.
     pub(crate) streams: Vec<String>,
+    /// Shards of each, when the file says.
+    pub(crate) shards: Option<u16>,
     /// Where events go.
     pub(crate) sink: SinkConfig,
+    /// The numbers of the machine.
+    pub(crate) policy: RelayPolicy,
+    /// How long a dead owner blocks its shards.
+    pub(crate) lease: Duration,
+    /// How long published events stay.
+    pub(crate) keep: Duration,
 }
+
+/// Milliseconds of waits: up to a day.
+const WAIT: RangeInclusive<u64> = 1..=86_400_000;
 
 /// Reads one `[[relay]]`.
 pub(crate) fn read(table: &Table<'_>) -> Option<RelayConfig> {
     let name = table.name();
     let store = table.store();
-    let streams = table.texts("streams");
-    if streams.as_ref().is_some_and(Vec::is_empty) {
+    let streams = streams(table);
+    table.require("sink", "{ webhook = { url = \"http://…\" } }");
+    let sink = table
+        .table("sink", &sink::SINK)
+        .and_then(|table| sink::read(&table));
+    let shards = table.number("shards", 1..=u64::from(SHARDS_MAX));
+    let lease = table.number("lease_ms", 1_000..=3_600_000).unwrap_or(30_000);
+    let keep = table.number("keep_ms", 0..=31_536_000_000).unwrap_or(3_600_000);
+    let policy = policy(table);
+    if policy.send_timeout_ms >= lease {
+        table.mistake(
+            table.span(),
+            "`send_timeout_ms` is not below `lease_ms`: a delivery could outlast the right to make it",
+            "raise lease_ms, or lower send_timeout_ms",
+        );
+    }
+    Some(RelayConfig {
+        name: name?,
+        store: store?,
+        streams: streams?,
+        shards: shards.and_then(|n| u16::try_from(n).ok()),
+        sink: sink?,
+        policy,
+        lease: Duration::from_millis(lease),
+        keep: Duration::from_millis(keep),
+    })
+}
+
+fn streams(table: &Table<'_>) -> Option<Vec<String>> {
+    let streams = if table.has("streams") {
+        table.texts("streams")?
+    } else {
+        let default = At {
+            value: "default".to_owned(),
+            span: table.span(),
+        };
+        vec![default]
+    };
+    if streams.is_empty() {
         table.mistake(
             table.span(),
             "`streams` is an empty list",
             "name a stream, or leave the line out",
         );
     }
-    table.require("sink", "{ webhook = { url = \"http://…\" } }");
-    let sink = table
-        .table("sink", &sink::SINK)
-        .and_then(|table| sink::read(&table));
-    Some(RelayConfig {
-        name: name?,
-        store: store?,
-        streams: streams.map_or_else(
-            || vec!["default".to_owned()],
-            |list| list.into_iter().map(|at| at.value).collect(),
-        ),
-        sink: sink?,
-    })
+    for stream in &streams {
+        if let Err(limit) = semel_core::store::check_stream(&stream.value, 1) {
+            table.mistake(
+                stream.span.clone(),
+                limit.to_string(),
+                "name streams as they are named at enqueue",
+            );
+        }
+        table.claim_stream(stream);
+    }
+    Some(streams.into_iter().map(|at| at.value).collect())
+}
+
+fn policy(table: &Table<'_>) -> RelayPolicy {
+    let mut policy = RelayPolicy::default();
+    let words = [
+        ("block", Poison::Block),
+        ("park_key", Poison::ParkKey),
+        ("skip", Poison::Skip),
+    ];
+    policy.poison = table.word("poison", &words).unwrap_or(policy.poison);
+    let set = |name, range, value: &mut u64| *value = table.number(name, range).unwrap_or(*value);
+    set("retry_initial_ms", WAIT, &mut policy.retry.initial_ms);
+    set("retry_cap_ms", WAIT, &mut policy.retry.cap_ms);
+    policy.away.cap_ms = policy.retry.cap_ms;
+    set("send_timeout_ms", 1..=3_600_000, &mut policy.send_timeout_ms);
+    set("idle_max_ms", WAIT, &mut policy.idle_max_ms);
+    set("window_bytes_max", 1..=1 << 32, &mut policy.window_bytes);
+    if let Some(attempts) = table.number("attempts_max", 1..=1_000_000) {
+        policy.retry.attempts_max = u32::try_from(attempts).unwrap_or(u32::MAX);
+        // The number of attempts decides, however long they take.
+        policy.retry.total_ms_max = u64::MAX;
+    }
+    if let Some(rows) = table.number("window_rows", 1..=100_000) {
+        policy.window_rows = usize::try_from(rows).unwrap_or(usize::MAX);
+        policy.page_rows = policy.page_rows.min(u32::try_from(rows).unwrap_or(u32::MAX));
+    }
+    policy.page_bytes = policy.page_bytes.min(policy.window_bytes);
+    policy
 }

@@ -169,3 +169,48 @@ fn an_address_others_can_reach_needs_a_token() {
     assert!(shown.contains("there is no `token`"), "{shown}");
     load("[server]\nlisten = \"0.0.0.0:7080\"\ntoken = \"0123456789abcdef\"\n").unwrap();
 }
+
+#[test]
+fn a_stream_has_one_relay() {
+    let relay = |name: &str, rest: &str| {
+        format!("[[relay]]\nname = \"{name}\"\nsink = {{ webhook = {{ url = \"http://x\" }} }}\n{rest}\n")
+    };
+    let store = "[store]\nurl = \"sqlite:s.db\"\n[stores.b]\nurl = \"sqlite:b.db\"\n";
+    let shown = mistakes(&format!(
+        "{store}{}{}",
+        relay("a", ""),
+        relay("b", "streams = \"default\"")
+    ));
+    assert!(
+        shown.contains("another relay of this store publishes the stream `default` already"),
+        "{shown}"
+    );
+    load(&format!(
+        "{store}{}{}",
+        relay("a", ""),
+        relay("b", "store = \"b\"")
+    ))
+    .unwrap();
+}
+
+#[test]
+fn a_delivery_ends_before_the_lease_does() {
+    let text = "[store]\nurl = \"sqlite:s.db\"\n[[relay]]\nname = \"r\"\nlease_ms = 5000\n\
+                sink = { webhook = { url = \"http://x\" } }\n";
+    let shown = mistakes(text);
+    assert!(
+        shown.contains("`send_timeout_ms` is not below `lease_ms`"),
+        "{shown}"
+    );
+    let relay = load(&format!("{text}send_timeout_ms = 2000\npoison = \"park_key\"\n"))
+        .unwrap()
+        .relays
+        .remove(0);
+    assert_eq!(relay.policy.send_timeout_ms, 2_000);
+    assert_eq!(relay.policy.poison, semel_core::relay::Poison::ParkKey);
+    let shown = mistakes(&format!("{text}poison = \"park\"\nsend_timeout_ms = 1\n"));
+    assert!(
+        shown.contains("did you mean \"park_key\"? Allowed: \"block\", \"park_key\", \"skip\""),
+        "{shown}"
+    );
+}
