@@ -68,17 +68,15 @@ impl Section {
     }
 }
 
-/// The candidate nearest to `wrong`, when it is near enough to be a slip.
+/// The candidate nearest to `wrong`, when it is near enough to be a slip or an abbreviation.
 pub(crate) fn nearest<'a>(wrong: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let wrong = wrong.to_lowercase();
     candidates
-        .map(|name| {
-            (
-                strsim::damerau_levenshtein(&wrong.to_lowercase(), &name.to_lowercase()),
-                name,
-            )
-        })
-        .filter(|(distance, name)| {
-            *distance <= wrong.len().max(name.len()).div_ceil(3) && *distance < wrong.len()
+        .filter_map(|name| {
+            let distance = strsim::damerau_levenshtein(&wrong, &name.to_lowercase());
+            let slip = distance <= wrong.len().max(name.len()).div_ceil(3) && distance < wrong.len();
+            let short = wrong.len() >= 3 && name.starts_with(&wrong);
+            (slip || short).then_some((distance, name))
         })
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, name)| name)
@@ -96,6 +94,7 @@ mod tests {
         assert_eq!(near("Listen"), Some("listen"));
         assert_eq!(near("body-bytes-max"), Some("body_bytes_max"));
         assert_eq!(near("tokne"), Some("token"));
+        assert_eq!(near("body"), Some("body_bytes_max"));
         assert_eq!(near("colour"), None);
         assert_eq!(nearest("q", ["a"].into_iter()), None);
     }
