@@ -11,6 +11,8 @@ pub struct Config {
     pub connections_max: u32,
     /// How long to wait for a free connection. Default 10 s.
     pub acquire_timeout: Duration,
+    /// How long a claim, complete, extend or release waits for a row that another transaction holds. Default 5 s.
+    pub lock_wait: Duration,
 }
 
 impl Config {
@@ -21,6 +23,7 @@ impl Config {
             url: url.into(),
             connections_max: 8,
             acquire_timeout: Duration::from_secs(10),
+            lock_wait: Duration::from_secs(5),
         }
     }
 }

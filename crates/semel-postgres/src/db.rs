@@ -1,6 +1,7 @@
 //! The pool.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use semel_core::{ErrorKind, StoreError, Timestamp};
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
@@ -13,6 +14,7 @@ use crate::error::{classify, commit_failed};
 #[derive(Clone)]
 pub struct Postgres {
     pub(crate) pool: PgPool,
+    pub(crate) lock_wait: Duration,
 }
 
 impl std::fmt::Debug for Postgres {
@@ -48,7 +50,10 @@ impl Postgres {
             .max_connections(config.connections_max)
             .acquire_timeout(config.acquire_timeout)
             .connect_lazy_with(options);
-        Ok(Self { pool })
+        Ok(Self {
+            pool,
+            lock_wait: config.lock_wait,
+        })
     }
 
     /// The pool, for your own statements.

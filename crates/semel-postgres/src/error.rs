@@ -30,6 +30,10 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
             ErrorKind::Schema,
             "Semel's schema is missing or old; run `semel migrate` or Postgres::migrate",
         ),
+        Some("25P02") => (
+            ErrorKind::Invalid,
+            "an earlier statement of this transaction failed, so nothing was committed; do not swallow its error",
+        ),
         Some("42501") => (
             ErrorKind::Invalid,
             "the role lacks a right; grant it USAGE on schema semel and its tables",
@@ -60,6 +64,28 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
         },
     };
     StoreError::new(kind, operation, message).with_source(error)
+}
+
+/// The kind of a failed statement that is a transaction of its own. The server's refusal proves that nothing was done;
+/// a connection that broke while it ran proves nothing: the statement may have been committed.
+#[must_use]
+pub fn autocommit_failed(operation: &'static str, error: sqlx::Error) -> StoreError {
+    let state = error
+        .as_database_error()
+        .and_then(|e| e.code())
+        .map(|code| code.into_owned());
+    match state.as_deref() {
+        // The server ends the connection, perhaps between the commit and its answer.
+        Some("40003" | "57P01" | "57P02" | "57P05") | None => {}
+        Some(code) if code.starts_with("08") => {}
+        Some(_) => return classify(operation, error),
+    }
+    StoreError::new(
+        ErrorKind::ReplyLost,
+        operation,
+        "the connection broke before the answer came: it may have been done",
+    )
+    .with_source(error)
 }
 
 /// The kind of a failed commit: only classes 23 and 40 (without 40003) prove a rollback; all else is unknown.

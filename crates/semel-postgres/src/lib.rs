@@ -24,5 +24,5 @@ pub mod tx;
 
 pub use config::Config;
 pub use db::Postgres;
-pub use error::{classify, commit_failed};
+pub use error::{autocommit_failed, classify, commit_failed};
 pub use migrate::{SCHEMA_VERSION, script};

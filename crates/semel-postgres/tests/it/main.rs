@@ -2,3 +2,4 @@
 #![allow(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod inbox;
+mod keys;

@@ -1,0 +1,269 @@
+//! Batches of key transitions: which items go into one statement, and what is asked again.
+//!
+//! A statement carries each key once, sorted, so that two batches never wait for each other in a circle. It carries out
+//! what its conditions allow and shows the records that it saw. An item that was not carried out is answered by the
+//! pure machine from what was seen; when the machine would have gone on, somebody came in between, and it is asked
+//! again. Further items of the same key are decided after it, in the order asked.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use semel_core::claim::{Record, step};
+use semel_core::host::dice;
+use semel_core::limits::{self, LimitExceeded};
+use semel_core::store::Replies;
+use semel_core::{ErrorKind, Key, Retry, RetryPolicy, StoreError, Timestamp};
+use sqlx::Postgres as Driver;
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
+
+use super::key_rows::{Answer, Won};
+use crate::db::Postgres;
+use crate::error::{autocommit_failed, classify};
+
+/// Times that one item is asked again because others came in between.
+const TRIES_MAX: u32 = 16;
+/// How long the items of a batch that had to wait for somebody's row wait again, one by one.
+const SINGLE_WAIT: Duration = Duration::from_millis(100);
+/// Repeats of a statement after a deadlock or a serialisation failure.
+const REPEAT: RetryPolicy = RetryPolicy {
+    initial_ms: 5,
+    factor: 2.0,
+    cap_ms: 200,
+    jitter: 1.0,
+    attempts_max: 8,
+    total_ms_max: 10_000,
+};
+
+pub(crate) type Statement = Query<'static, Driver, PgArguments>;
+
+/// One kind of transition.
+pub(crate) struct Transition<T, R> {
+    pub(crate) operation: &'static str,
+    pub(crate) key: fn(&T) -> &Key,
+    pub(crate) check: fn(&T) -> Result<(), LimitExceeded>,
+    /// The statement for these items, sorted by key, no key twice; the text is `lock_timeout`.
+    pub(crate) statement: fn(&[&T], String) -> Statement,
+    /// The reply to an item that was carried out, and the record now, where that is known.
+    pub(crate) won: fn(&T, &Won, Timestamp) -> (Option<Record>, R),
+    /// The pure machine, with a token that no real one equals.
+    pub(crate) step: Step<T, R>,
+    /// The reply when another transaction has held the key's row for too long; an error where there is none.
+    pub(crate) blocked: fn(Duration) -> Option<R>,
+}
+
+type Step<T, R> = fn(Option<Record>, &T, Timestamp) -> (Option<Record>, R);
+
+/// What became of one item in one statement.
+enum Fate<R> {
+    Answered(Result<R, StoreError>),
+    /// Somebody came in between.
+    Again,
+}
+
+/// A key's record as the last statement left it.
+type Known = (Option<Record>, Timestamp);
+
+impl Postgres {
+    pub(crate) async fn run<T: Sync, R: Send>(
+        &self,
+        items: &[T],
+        transition: &Transition<T, R>,
+    ) -> Replies<R> {
+        let batch = limits::check_batch(items.len());
+        let mut replies: Vec<Option<Result<R, StoreError>>> = items
+            .iter()
+            .map(|item| {
+                let refused = batch.clone().and_then(|()| (transition.check)(item)).err();
+                refused.map(|limit| Err(limit.into()))
+            })
+            .collect();
+        let mut tries = vec![0_u32; items.len()];
+        loop {
+            let mut round: Vec<usize> = Vec::new();
+            let mut keys = HashSet::new();
+            for (index, item) in items.iter().enumerate() {
+                if replies[index].is_none() && keys.insert((transition.key)(item)) {
+                    round.push(index);
+                }
+            }
+            if round.is_empty() {
+                break;
+            }
+            round.sort_unstable_by_key(|index| (transition.key)(&items[*index]));
+            let sent: Vec<&T> = round.iter().map(|index| &items[*index]).collect();
+            let (fates, mut known) = self.ask(&sent, transition).await;
+            for (index, fate) in round.iter().zip(fates) {
+                tries[*index] += 1;
+                replies[*index] = match fate {
+                    Fate::Answered(reply) => Some(reply),
+                    Fate::Again if tries[*index] < TRIES_MAX => None,
+                    Fate::Again => {
+                        let text = "others changed the key again and again; nothing was done";
+                        Some(Err(StoreError::new(
+                            ErrorKind::NotApplied,
+                            transition.operation,
+                            text,
+                        )))
+                    }
+                };
+                if replies[*index].is_none() {
+                    known.remove((transition.key)(&items[*index]));
+                }
+            }
+            // Further items of these keys, as long as they change nothing.
+            for (index, item) in items.iter().enumerate() {
+                let key = (transition.key)(item);
+                if replies[index].is_some() {
+                    continue;
+                }
+                let Some((record, now)) = known.get(key) else {
+                    continue;
+                };
+                let (after, reply) = (transition.step)(record.clone(), item, *now);
+                if step::changes(record.as_ref(), after.as_ref(), *now) {
+                    known.remove(key);
+                } else {
+                    replies[index] = Some(Ok(reply));
+                }
+            }
+        }
+        let missing = || {
+            let text = "an item was not answered: a bug in this build";
+            Err(StoreError::new(ErrorKind::Corrupt, transition.operation, text))
+        };
+        replies
+            .into_iter()
+            .map(|reply| reply.unwrap_or_else(missing))
+            .collect()
+    }
+
+    /// One statement; one per item when it fails for what a single row may be the cause of.
+    async fn ask<'t, T: Sync, R: Send>(
+        &self,
+        sent: &[&'t T],
+        transition: &Transition<T, R>,
+    ) -> (Vec<Fate<R>>, HashMap<&'t Key, Known>) {
+        let mut known = HashMap::new();
+        let error = match self.statement(sent, transition, self.lock_wait).await {
+            Ok(answers) => return (judge(sent, answers, transition, &mut known), known),
+            Err(error) => error,
+        };
+        let fates = if sent.len() > 1 && may_be_one_row(&error) {
+            let mut fates = Vec::new();
+            for item in sent {
+                fates.push(match self.statement(&[*item], transition, SINGLE_WAIT).await {
+                    Ok(answers) => judge(&[*item], answers, transition, &mut known)
+                        .pop()
+                        .unwrap_or(Fate::Again),
+                    Err(error) => refused(error, transition, SINGLE_WAIT),
+                });
+            }
+            fates
+        } else {
+            sent.iter()
+                .map(|_| refused(error.clone(), transition, self.lock_wait))
+                .collect()
+        };
+        (fates, known)
+    }
+
+    /// Sends it, again after a deadlock or serialisation failure: then it is certain that nothing was done.
+    async fn statement<T: Sync, R: Send>(
+        &self,
+        sent: &[&T],
+        transition: &Transition<T, R>,
+        wait: Duration,
+    ) -> Result<Vec<Answer>, StoreError> {
+        let operation = transition.operation;
+        let mut attempt = 1;
+        loop {
+            let mut connection = self
+                .pool
+                .acquire()
+                .await
+                .map_err(|error| classify(operation, error))?;
+            let query = (transition.statement)(sent, format!("{}ms", wait.as_millis()));
+            let error = match query.fetch_all(&mut *connection).await {
+                Ok(rows) => {
+                    let answers: Result<_, _> = rows.iter().map(Answer::read).collect();
+                    return answers.map_err(|error| {
+                        let text = "the answer cannot be read by this build";
+                        StoreError::new(ErrorKind::Corrupt, operation, text).with_source(error)
+                    });
+                }
+                Err(error) => error,
+            };
+            drop(connection);
+            let repeatable = matches!(code(&error).as_deref(), Some("40001" | "40P01"));
+            match REPEAT.delay_ms(attempt, 0, dice()) {
+                Some(delay) if repeatable => tokio::time::sleep(Duration::from_millis(delay)).await,
+                _ => return Err(autocommit_failed(operation, error)),
+            }
+            attempt += 1;
+        }
+    }
+}
+
+fn code(error: &sqlx::Error) -> Option<String> {
+    Some(error.as_database_error()?.code()?.into_owned())
+}
+
+/// Whether one row may be the cause, so that the others should be tried without it.
+fn may_be_one_row(error: &StoreError) -> bool {
+    is_blocked(error) || (error.retry() == Retry::Never && error.kind() != ErrorKind::Schema)
+}
+
+/// `lock_timeout`: another transaction has held the row for too long.
+fn is_blocked(error: &StoreError) -> bool {
+    use std::error::Error as _;
+    let source = error
+        .source()
+        .and_then(|source| source.downcast_ref::<sqlx::Error>());
+    source.and_then(code).as_deref() == Some("55P03")
+}
+
+fn refused<T, R>(error: StoreError, transition: &Transition<T, R>, wait: Duration) -> Fate<R> {
+    let blocked = if is_blocked(&error) {
+        (transition.blocked)(wait)
+    } else {
+        None
+    };
+    Fate::Answered(blocked.ok_or(error))
+}
+
+fn judge<'t, T, R>(
+    sent: &[&'t T],
+    answers: Vec<Answer>,
+    transition: &Transition<T, R>,
+    known: &mut HashMap<&'t Key, Known>,
+) -> Vec<Fate<R>> {
+    let mut fates: Vec<Fate<R>> = sent.iter().map(|_| Fate::Again).collect();
+    for Answer { n, now, won, seen } in answers {
+        let Some((item, fate)) = sent.get(n).zip(fates.get_mut(n)) else {
+            continue;
+        };
+        let key = (transition.key)(item);
+        if let Some(won) = won {
+            let (record, reply) = (transition.won)(item, &won, now);
+            *fate = Fate::Answered(Ok(reply));
+            if record.is_some() {
+                known.insert(key, (record, now));
+            }
+            continue;
+        }
+        let record = match seen {
+            Ok(record) => record,
+            Err(error) => {
+                *fate = Fate::Answered(Err(error));
+                continue;
+            }
+        };
+        let (after, reply) = (transition.step)(record.clone(), item, now);
+        if !step::changes(record.as_ref(), after.as_ref(), now) {
+            *fate = Fate::Answered(Ok(reply));
+            known.insert(key, (record, now));
+        }
+    }
+    fates
+}

@@ -1,0 +1,61 @@
+//! Keys.
+
+mod laws;
+
+use std::sync::{Arc, Mutex};
+
+use semel_postgres::{Config, Postgres};
+use semel_testkit::laws::keys::World;
+use semel_testkit::servers::postgres;
+
+/// Every time of every key, moved into the past.
+const AGE: &str = "UPDATE semel.key SET until = until - $1 * interval '1 millisecond',
+  tombstone_until = tombstone_until - $1 * interval '1 millisecond',
+  withdrawn_until = withdrawn_until - $1 * interval '1 millisecond', due_at = due_at - $1 * interval '1 millisecond'";
+
+/// A database with Semel's schema and no keys. Given back for the next test when it is dropped: making one takes longer
+/// than most laws.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    pub(crate) url: String,
+}
+
+static FREE: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+impl Lent {
+    pub(crate) async fn take() -> (Self, Postgres) {
+        let free = FREE.lock().unwrap().pop();
+        let url = free.unwrap_or_else(|| postgres().fresh_database());
+        let db = Postgres::connect(Config::new(&url)).await.unwrap();
+        db.migrate().await.unwrap();
+        sqlx::raw_sql("TRUNCATE semel.key")
+            .execute(db.pool())
+            .await
+            .unwrap();
+        (Self { url }, db)
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // After a failure somebody may still be writing.
+        if !std::thread::panicking() {
+            FREE.lock().unwrap().push(self.url.clone());
+        }
+    }
+}
+
+/// Lets time pass for all keys.
+pub(crate) async fn age_ms(db: &Postgres, ms: i64) {
+    sqlx::query(AGE).bind(ms).execute(db.pool()).await.unwrap();
+}
+
+/// The laws' world over a database.
+pub(crate) async fn world() -> World {
+    let (lent, db) = Lent::take().await;
+    let lent = Arc::new(lent);
+    World::new(Arc::new(db.clone()), move |ms| {
+        let (db, _kept_while_the_world_is) = (db.clone(), Arc::clone(&lent));
+        async move { age_ms(&db, ms).await }
+    })
+}
