@@ -1,0 +1,1 @@
+//! Being written by helper `pgoutbox`; helper `outbox`: leave PostgreSQL to it.
