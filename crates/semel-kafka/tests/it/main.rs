@@ -1,1 +1,9 @@
-//! The one integration test binary of this crate.
+//! The one integration test binary of this crate. All of it runs against real Kafka.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a panic here is a failed test"
+)]
+
+mod sink;
+mod support;

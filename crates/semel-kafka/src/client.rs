@@ -1,0 +1,105 @@
+//! What all clients of librdkafka have in common: settings, and where its log lines go.
+
+use std::collections::BTreeMap;
+
+use rdkafka::ClientConfig;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::error::KafkaError;
+use semel_core::{ErrorKind, StoreError};
+
+/// A client's settings: Semel's own, which carry its guarantees, and the user's, which may not contradict them.
+///
+/// # Errors
+/// `Invalid` when the user sets what Semel must set itself.
+pub(crate) fn settings(
+    bootstrap: &str,
+    own: &[(&'static str, String)],
+    user: &BTreeMap<String, String>,
+) -> Result<ClientConfig, StoreError> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", bootstrap);
+    config.set("client.id", "semel");
+    for (name, value) in user {
+        let name = canonical(name);
+        if name == "bootstrap.servers" || own.iter().any(|(taken, _)| *taken == name) {
+            let text =
+                format!("`{name}` is set by Semel, whose guarantees need it: remove it from properties");
+            return Err(StoreError::new(ErrorKind::Invalid, "kafka configuration", text));
+        }
+        config.set(name, value);
+    }
+    for (name, value) in own {
+        config.set(*name, value);
+    }
+    Ok(config)
+}
+
+/// librdkafka knows some settings by two names.
+fn canonical(name: &str) -> &str {
+    match name {
+        "metadata.broker.list" => "bootstrap.servers",
+        "delivery.timeout.ms" => "message.timeout.ms",
+        "request.required.acks" => "acks",
+        "retries" => "message.send.max.retries",
+        "max.in.flight" => "max.in.flight.requests.per.connection",
+        "queue.buffering.max.ms" => "linger.ms",
+        other => other,
+    }
+}
+
+/// A client could not be made: a setting is unknown, or its value is not allowed.
+pub(crate) fn not_made(error: KafkaError) -> StoreError {
+    let text = match &error {
+        KafkaError::ClientConfig(_, why, name, value) => {
+            format!("librdkafka refuses {name} = {value}: {why}")
+        }
+        KafkaError::ClientCreation(why) => format!("librdkafka refuses the settings: {why}"),
+        _ => "librdkafka refuses the settings".to_owned(),
+    };
+    StoreError::new(ErrorKind::Invalid, "kafka configuration", text).with_source(error)
+}
+
+/// librdkafka's own log lines.
+pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, message: &str) {
+    match level {
+        RDKafkaLogLevel::Emerg
+        | RDKafkaLogLevel::Alert
+        | RDKafkaLogLevel::Critical
+        | RDKafkaLogLevel::Error => tracing::error!(facility, "librdkafka: {message}"),
+        RDKafkaLogLevel::Warning => tracing::warn!(facility, "librdkafka: {message}"),
+        RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => tracing::info!(facility, "librdkafka: {message}"),
+        RDKafkaLogLevel::Debug => tracing::debug!(facility, "librdkafka: {message}"),
+    }
+}
+
+/// Errors of the client as a whole, such as a broker that is down: librdkafka goes on trying by itself.
+pub(crate) fn global_error(error: &KafkaError, reason: &str) {
+    tracing::warn!(%error, "librdkafka: {reason}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_carries_a_guarantee_cannot_be_set_from_outside_under_either_name() {
+        let own = [
+            ("message.timeout.ms", "1000".to_owned()),
+            ("acks", "all".to_owned()),
+        ];
+        for name in [
+            "acks",
+            "request.required.acks",
+            "delivery.timeout.ms",
+            "metadata.broker.list",
+        ] {
+            let user = BTreeMap::from([(name.to_owned(), "1".to_owned())]);
+            let error = settings("b:1", &own, &user).unwrap_err();
+            assert!(error.to_string().contains("set by Semel"), "{error}");
+        }
+        let user = BTreeMap::from([("compression.type".to_owned(), "gzip".to_owned())]);
+        let config = settings("b:1", &own, &user).unwrap();
+        assert_eq!(config.get("compression.type"), Some("gzip"));
+        assert_eq!(config.get("acks"), Some("all"));
+    }
+}

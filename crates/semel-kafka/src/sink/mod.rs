@@ -1,0 +1,311 @@
+//! The Kafka sink of a relay.
+
+mod class;
+mod page;
+mod producer;
+mod record;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use semel_core::limits::{self, LimitExceeded};
+use semel_core::store::{OutboxRow, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder};
+use semel_core::{Event, StoreError};
+use tokio::sync::oneshot;
+
+use self::page::Page;
+use self::producer::Producer;
+
+/// Settings of a [`KafkaSink`].
+#[derive(Debug, Clone)]
+pub struct KafkaSinkConfig {
+    /// `host:port` of some brokers, separated by commas.
+    pub bootstrap: String,
+    /// Rows in flight at most. Default 5 000.
+    pub in_flight_max: usize,
+    /// Bytes in flight at most; above it the broker counts as away for a moment. Default 128 MiB.
+    pub in_flight_bytes_max: usize,
+    /// How long a record may wait to be joined by others in a batch. Default 5 ms.
+    pub linger: Duration,
+    /// After this long a record counts as not delivered. The deadline of a relay's call ends earlier. Default 2 minutes.
+    pub message_timeout: Duration,
+    /// Further settings of librdkafka, such as `security.protocol`, `sasl.username` or `compression.type`. Those that
+    /// carry a guarantee are refused.
+    pub properties: BTreeMap<String, String>,
+}
+
+impl KafkaSinkConfig {
+    /// The defaults for these brokers.
+    #[must_use]
+    pub fn new(bootstrap: impl Into<String>) -> Self {
+        Self {
+            bootstrap: bootstrap.into(),
+            in_flight_max: 5_000,
+            in_flight_bytes_max: 128 << 20,
+            linger: Duration::from_millis(5),
+            message_timeout: Duration::from_secs(120),
+            properties: BTreeMap::new(),
+        }
+    }
+}
+
+/// Publishes events to the Kafka topics that they name.
+///
+/// # Guarantees
+/// - `Ok` means that all in-sync replicas have the record (`acks=all`), once per hand-over (idempotent producer).
+/// - Order: records of one ordering key go to one partition in the order handed over, and when one of them fails, no
+///   later one of its key is sent before the caller has heard of the failure. A producer that failed to deliver a
+///   record is thrown away with everything it held; the next one begins with what is handed over then.
+/// - The event's id is the same on every attempt (`ce_id`), so that a consumer can drop repeats.
+///
+/// # On the wire
+/// CloudEvents 1.0 in binary mode: `ce_` headers, the ordering key as the record's key, the data as its value, byte
+/// for byte; no data is a tombstone. `traceparent` and the event's own headers follow. The partition is that of the
+/// Java client (murmur2). The record's time is that of the hand-over, `ce_time` that of the event: an old event in a
+/// young topic must not fall to the topic's retention at once.
+///
+/// # Not guaranteed
+/// - Exactly once into the log: after a crash between a send and the cursor the record is there twice, with one id.
+/// - With replication factor 1, or `min.insync.replicas` 1, `acks=all` is one broker's page cache.
+///
+/// # Not yet
+/// Transactional mode (events and cursor in one Kafka transaction). When a broker refuses a whole batch for its size,
+/// every record of that batch is blamed.
+#[derive(Debug)]
+pub struct KafkaSink {
+    shared: Arc<Shared>,
+    name: &'static str,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: KafkaSinkConfig,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Absent until the first hand-over, and after a failure.
+    producer: Option<Arc<Producer>>,
+    next_page: u64,
+    /// Pages whose future has neither answered nor been dropped.
+    open: HashMap<u64, Arc<Page>>,
+    /// Slots of pages with failed records that their caller has not heard of: nothing later of these slots may pass.
+    barred: HashMap<u64, HashSet<u16>>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Throws the producer away, if it is still this one. Every open page bars its slots, so that what was handed over
+    /// later cannot pass what failed; what it held is given up and its results come as errors.
+    fn discard(&mut self, dead: &Arc<Producer>) {
+        if self.producer.as_ref().is_some_and(|p| Arc::ptr_eq(p, dead)) {
+            self.producer = None;
+            for (id, page) in &self.open {
+                self.barred.insert(*id, page.slots());
+            }
+        }
+        dead.purge();
+    }
+
+    fn bars(&self, rows: &[Arc<OutboxRow>]) -> bool {
+        !self.barred.is_empty()
+            && rows.iter().any(|row| {
+                let slot = row.event.slot();
+                self.barred.values().any(|slots| slots.contains(&slot))
+            })
+    }
+}
+
+impl KafkaSink {
+    /// A sink for these brokers. Does not wait for them.
+    ///
+    /// # Errors
+    /// `Invalid` for a setting that is unknown, not allowed, or Semel's own.
+    pub fn new(config: KafkaSinkConfig) -> Result<Self, StoreError> {
+        let producer = Producer::start(&config)?;
+        let state = State {
+            producer: Some(producer),
+            ..State::default()
+        };
+        let shared = Shared {
+            config,
+            state: Mutex::new(state),
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+            name: "kafka",
+        })
+    }
+}
+
+#[async_trait]
+impl Sink for KafkaSink {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn order(&self) -> SinkOrder {
+        SinkOrder::Pipelined {
+            in_flight_max: self.shared.config.in_flight_max.max(1),
+        }
+    }
+
+    fn check(&self, event: &Event) -> Result<(), LimitExceeded> {
+        event.check()?;
+        let reserved = event
+            .headers
+            .iter()
+            .filter(|(name, _)| record::reserved(name))
+            .count();
+        limits::check(
+            "header name",
+            "names that CloudEvents needs",
+            reserved as u64,
+            0,
+            0,
+            "rename headers called content-type, traceparent or ce_…",
+        )
+    }
+
+    fn publish_many(&self, rows: &[Arc<OutboxRow>], deadline: Duration) -> SinkFuture {
+        let shared = Arc::clone(&self.shared);
+        let (page, answer) = Page::new(rows);
+        let mut state = shared.lock();
+        let id = state.next_page;
+        state.next_page += 1;
+        state.open.insert(id, Arc::clone(&page));
+        let producer = if state.bars(rows) {
+            // This page, too, is to be heard of before anything later of its slots passes.
+            state.barred.insert(id, page.slots());
+            page.fill(|| not_sent("an earlier record of the same keys failed"));
+            None
+        } else {
+            hand_over(&shared.config, &mut state, id, &page)
+        };
+        drop(state);
+        let limit = deadline.min(shared.config.message_timeout / 2);
+        let open = OpenPage { id, shared };
+        Box::pin(async move { open.wait(page, answer, producer, limit).await })
+    }
+
+    async fn probe(&self) -> Result<(), SinkError> {
+        let producer = {
+            let mut state = self.shared.lock();
+            current(&self.shared.config, &mut state)?
+        };
+        let limit = Duration::from_secs(5);
+        let asked = tokio::task::spawn_blocking(move || producer.probe(limit)).await;
+        asked.unwrap_or_else(|_| Err(SinkError::new(SinkErrorClass::Away, "the probe was interrupted")))
+    }
+}
+
+fn not_sent(why: &str) -> SinkError {
+    SinkError::new(SinkErrorClass::NotSent, why)
+}
+
+/// The living producer; a new one after the last was thrown away.
+fn current(config: &KafkaSinkConfig, state: &mut State) -> Result<Arc<Producer>, SinkError> {
+    if let Some(producer) = &state.producer
+        && !producer.failed()
+    {
+        return Ok(Arc::clone(producer));
+    }
+    if let Some(dead) = state.producer.clone() {
+        state.discard(&dead);
+    }
+    let started = Producer::start(config)
+        .map_err(|error| SinkError::new(SinkErrorClass::Away, semel_core::error::chain(&error)))?;
+    state.producer = Some(Arc::clone(&started));
+    Ok(started)
+}
+
+/// Hands the page's rows to the producer, in order, up to the first that it does not take.
+fn hand_over(
+    config: &KafkaSinkConfig,
+    state: &mut State,
+    id: u64,
+    page: &Arc<Page>,
+) -> Option<Arc<Producer>> {
+    // Making a new producer can bar this very page's slots, when the last one has just failed.
+    let producer = current(config, state);
+    if state
+        .barred
+        .iter()
+        .any(|(other, slots)| *other != id && !slots.is_disjoint(&page.slots()))
+    {
+        state.barred.insert(id, page.slots());
+        page.fill(|| not_sent("an earlier record of the same keys failed"));
+        return None;
+    }
+    state.barred.remove(&id);
+    let producer = match producer {
+        Ok(producer) => producer,
+        Err(error) => {
+            state.barred.insert(id, page.slots());
+            page.fill(|| error.clone());
+            return None;
+        }
+    };
+    for index in 0..page.rows().len() {
+        if let Err(error) = producer.send(page, index) {
+            // The rest may not overtake it; what was taken before it goes on.
+            state.barred.insert(id, page.slots());
+            page.set(index, Err(error));
+            for later in index + 1..page.rows().len() {
+                page.set(later, Err(not_sent("an earlier record was not taken")));
+            }
+            break;
+        }
+    }
+    Some(producer)
+}
+
+/// A page that its caller has not heard of yet. Dropping it counts as hearing.
+struct OpenPage {
+    id: u64,
+    shared: Arc<Shared>,
+}
+
+impl OpenPage {
+    async fn wait(
+        self,
+        page: Arc<Page>,
+        answer: oneshot::Receiver<()>,
+        producer: Option<Arc<Producer>>,
+        limit: Duration,
+    ) -> Vec<Result<(), SinkError>> {
+        if tokio::time::timeout(limit, answer).await.is_err()
+            && let Some(producer) = &producer
+        {
+            // Before the purge, whose own errors would say less.
+            page.fill(|| {
+                let text = format!("no acknowledgement within {} ms", limit.as_millis());
+                SinkError::new(SinkErrorClass::Away, text)
+            });
+            // Records that are still on their way may arrive; none handed over later may before these are settled.
+            self.shared.lock().discard(producer);
+        }
+        if let Some(producer) = &producer
+            && producer.failed()
+        {
+            self.shared.lock().discard(producer);
+        }
+        page.take()
+    }
+}
+
+impl Drop for OpenPage {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.open.remove(&self.id);
+        state.barred.remove(&self.id);
+    }
+}

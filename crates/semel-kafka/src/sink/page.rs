@@ -1,0 +1,90 @@
+//! One hand-over: its rows and what became of them.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use semel_core::store::{OutboxRow, SinkError, SinkErrorClass};
+use tokio::sync::oneshot;
+
+type Result1 = Result<(), SinkError>;
+
+/// Rows handed over together, with a place for each result.
+#[derive(Debug)]
+pub(super) struct Page {
+    rows: Vec<Arc<OutboxRow>>,
+    results: Mutex<Results>,
+}
+
+#[derive(Debug)]
+struct Results {
+    each: Vec<Option<Result1>>,
+    left: usize,
+    done: Option<oneshot::Sender<()>>,
+}
+
+impl Page {
+    /// A page, and what hears when the last result is there.
+    pub(super) fn new(rows: &[Arc<OutboxRow>]) -> (Arc<Self>, oneshot::Receiver<()>) {
+        let (done, answer) = oneshot::channel();
+        let mut results = Results {
+            each: vec![None; rows.len()],
+            left: rows.len(),
+            done: Some(done),
+        };
+        results.tell_when_done();
+        let page = Self {
+            rows: rows.to_vec(),
+            results: Mutex::new(results),
+        };
+        (Arc::new(page), answer)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Results> {
+        self.results.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn rows(&self) -> &[Arc<OutboxRow>] {
+        &self.rows
+    }
+
+    pub(super) fn slots(&self) -> HashSet<u16> {
+        self.rows.iter().map(|row| row.event.slot()).collect()
+    }
+
+    /// The first result of a row counts.
+    pub(super) fn set(&self, index: usize, result: Result1) {
+        let mut results = self.lock();
+        if let Some(place @ None) = results.each.get_mut(index) {
+            *place = Some(result);
+            results.left -= 1;
+            results.tell_when_done();
+        }
+    }
+
+    /// Gives every row without a result this error.
+    pub(super) fn fill(&self, error: impl Fn() -> SinkError) {
+        for index in 0..self.rows.len() {
+            self.set(index, Err(error()));
+        }
+    }
+
+    /// One result per row.
+    pub(super) fn take(&self) -> Vec<Result1> {
+        let missing = || Err(SinkError::new(SinkErrorClass::Away, "no result"));
+        std::mem::take(&mut self.lock().each)
+            .into_iter()
+            .map(|result| result.unwrap_or_else(missing))
+            .collect()
+    }
+}
+
+impl Results {
+    fn tell_when_done(&mut self) {
+        if self.left == 0
+            && let Some(done) = self.done.take()
+        {
+            // Nobody listens any more when the future was dropped.
+            let _ = done.send(());
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! An event as a Kafka record: CloudEvents 1.0, binary mode.
+
+use rdkafka::message::{Header, OwnedHeaders};
+use semel_core::store::OutboxRow;
+
+/// Whether an event's own header would stand in for one of the binding's.
+pub(super) fn reserved(name: &str) -> bool {
+    name.starts_with("ce_")
+        || name.eq_ignore_ascii_case("content-type")
+        || name.eq_ignore_ascii_case("traceparent")
+}
+
+/// The headers of a row, the binding's first.
+pub(super) fn headers(row: &OutboxRow) -> OwnedHeaders {
+    let event = &row.event;
+    let add = |headers: OwnedHeaders, key: &str, value: &[u8]| {
+        headers.insert(Header {
+            key,
+            value: Some(value),
+        })
+    };
+    let mut headers = OwnedHeaders::new_with_capacity(8 + event.headers.len());
+    headers = add(headers, "ce_specversion", b"1.0");
+    headers = add(headers, "ce_id", event.id.to_string().as_bytes());
+    headers = add(headers, "ce_source", event.source.as_bytes());
+    headers = add(headers, "ce_type", event.kind.as_bytes());
+    headers = add(headers, "ce_time", row.created_at.rfc3339().as_bytes());
+    if let Some(content_type) = &event.content_type {
+        headers = add(headers, "content-type", content_type.as_bytes());
+    }
+    if let Some(traceparent) = &event.traceparent {
+        headers = add(headers, "traceparent", traceparent.as_bytes());
+    }
+    event
+        .headers
+        .iter()
+        .fold(headers, |headers, (name, value)| add(headers, name, value))
+}

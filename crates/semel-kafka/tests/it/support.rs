@@ -1,0 +1,76 @@
+//! What the tests share: reading a topic to its end, and waiting for something to become true.
+
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::message::{Headers as _, Message as _};
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+
+/// Longer than anything healthy takes on a busy machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+/// One record as a consumer sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) partition: i32,
+    pub(crate) offset: i64,
+    pub(crate) key: Option<Vec<u8>>,
+    pub(crate) value: Option<Vec<u8>>,
+    pub(crate) headers: Vec<(String, Option<Vec<u8>>)>,
+}
+
+impl Record {
+    pub(crate) fn header(&self, name: &str) -> &[u8] {
+        let found = self.headers.iter().find(|(n, _)| n == name);
+        found.and_then(|(_, value)| value.as_deref()).unwrap_or_default()
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.value.clone().unwrap_or_default()).unwrap()
+    }
+}
+
+/// Everything in a topic now that `read_committed` shows, partition by partition.
+pub(crate) fn read_all(bootstrap: &str, topic: &str) -> Vec<Record> {
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", bootstrap)
+        .set("group.id", "semel-test-reader")
+        .set("enable.auto.commit", "false")
+        .set("enable.partition.eof", "true")
+        .set("isolation.level", "read_committed")
+        .set("auto.offset.reset", "error")
+        .create()
+        .unwrap();
+    let metadata = consumer.fetch_metadata(Some(topic), LIMIT).unwrap();
+    let partitions = i32::try_from(metadata.topics()[0].partitions().len()).unwrap();
+    let mut list = TopicPartitionList::new();
+    for partition in 0..partitions {
+        list.add_partition_offset(topic, partition, Offset::Beginning)
+            .unwrap();
+    }
+    consumer.assign(&list).unwrap();
+    let (mut ended, mut records) = (0, Vec::new());
+    let deadline = Instant::now() + LIMIT;
+    while ended < partitions {
+        assert!(Instant::now() < deadline, "{topic} has no end");
+        match consumer.poll(Duration::from_millis(100)) {
+            Some(Ok(message)) => records.push(Record {
+                partition: message.partition(),
+                offset: message.offset(),
+                key: message.key().map(<[u8]>::to_vec),
+                value: message.payload().map(<[u8]>::to_vec),
+                headers: message.headers().map_or_else(Vec::new, |headers| {
+                    headers
+                        .iter()
+                        .map(|h| (h.key.to_owned(), h.value.map(<[u8]>::to_vec)))
+                        .collect()
+                }),
+            }),
+            Some(Err(rdkafka::error::KafkaError::PartitionEOF(_))) => ended += 1,
+            Some(Err(error)) => panic!("{topic}: {error}"),
+            None => {}
+        }
+    }
+    records.sort_by_key(|record| (record.partition, record.offset));
+    records
+}
