@@ -1,2 +1,77 @@
-//! Benches.
-fn main() {}
+//! Measures Semel against the raw limit of the same machine in the same run.
+//!
+//! Contenders alternate, round by round, so that a machine that gets slower or faster meanwhile is unfair to none; each
+//! is compared with the first of its table within the same round. Trust the ratios more than the figures.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a bench that fails has nothing to say"
+)]
+
+mod harness;
+mod http;
+mod keys;
+mod load;
+mod machine;
+
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(about = "Semel's figures, each beside the raw limit of the same machine")]
+struct Cli {
+    #[command(subcommand)]
+    bench: Bench,
+    /// Rounds in which each contender runs once.
+    #[arg(long, global = true, default_value_t = 3)]
+    rounds: usize,
+    /// Seconds that each run takes.
+    #[arg(long, global = true, default_value_t = 4.0)]
+    seconds: f64,
+    /// As small as possible: shows that it runs, not how fast.
+    #[arg(long, global = true)]
+    smoke: bool,
+}
+
+#[derive(Debug, Clone, Copy, Subcommand)]
+enum Bench {
+    /// Claims on SQLite and PostgreSQL, single and batched, against bare inserts.
+    Keys,
+    /// The HTTP layer on three stores against bare axum.
+    Http,
+    /// Everything.
+    All,
+}
+
+/// How much to measure.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plan {
+    rounds: usize,
+    run: Duration,
+}
+
+#[tokio::main]
+async fn main() {
+    let cli = Cli::parse();
+    let plan = if cli.smoke {
+        Plan {
+            rounds: 1,
+            run: Duration::from_millis(200),
+        }
+    } else {
+        Plan {
+            rounds: cli.rounds,
+            run: Duration::from_secs_f64(cli.seconds),
+        }
+    };
+    machine::print();
+    let all = matches!(cli.bench, Bench::All);
+    if all || matches!(cli.bench, Bench::Keys) {
+        keys::run(plan).await;
+    }
+    if all || matches!(cli.bench, Bench::Http) {
+        http::run(plan).await;
+    }
+}

@@ -182,7 +182,11 @@ async fn a_nested_layer_can_name_the_whole_target() {
         request
     };
     assert_eq!(send(&app, to("/a/x")).await.status, 201);
-    assert_eq!(send(&app, to("/b/x")).await.status, 422, "though both routers see /x");
+    assert_eq!(
+        send(&app, to("/b/x")).await.status,
+        422,
+        "though both routers see /x"
+    );
 }
 
 #[test]

@@ -1,0 +1,71 @@
+//! A load generator for HTTP/1.1 over loopback: keep-alive connections, each with one request at a time.
+//!
+//! Smaller than a real client, so that it takes little of the processor that it shares with the server.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::harness::Sample;
+
+const BODY: &str = r#"{"customer":"c-1809","items":[{"sku":"teapot","count":2}],"total":"40.00"}"#;
+
+/// Sends POST requests for `run`, each under a key that was never used before.
+pub(crate) async fn post(port: u16, connections: usize, run: Duration, keys: Arc<AtomicU64>) -> Sample {
+    let begun = Instant::now();
+    let tasks: Vec<_> = (0..connections)
+        .map(|_| tokio::spawn(one_connection(port, begun, run, Arc::clone(&keys))))
+        .collect();
+    let mut all = Sample::default();
+    for task in tasks {
+        all = all.merge(task.await.unwrap());
+    }
+    all
+}
+
+async fn one_connection(port: u16, begun: Instant, run: Duration, keys: Arc<AtomicU64>) -> Sample {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    let mut sample = Sample::default();
+    let mut answer = Vec::with_capacity(4_096);
+    while begun.elapsed() < run {
+        let key = keys.fetch_add(1, Ordering::Relaxed);
+        let request = format!(
+            "POST /orders HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+             idempotency-key: \"order-{key:012}\"\r\ncontent-length: {}\r\n\r\n{BODY}",
+            BODY.len()
+        );
+        let from = Instant::now();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        read_answer(&mut stream, &mut answer).await;
+        sample.record(from, 1);
+    }
+    sample.elapsed = begun.elapsed();
+    sample
+}
+
+/// Reads one whole answer; anything but 201 is a broken bench.
+async fn read_answer(stream: &mut TcpStream, answer: &mut Vec<u8>) {
+    answer.clear();
+    loop {
+        let read = stream.read_buf(answer).await.unwrap();
+        assert!(read > 0, "the server closed the connection");
+        let Some(end) = answer.windows(4).position(|four| four == b"\r\n\r\n") else {
+            continue;
+        };
+        let head = std::str::from_utf8(&answer[..end]).unwrap().to_ascii_lowercase();
+        assert!(head.starts_with("http/1.1 201"), "{head}");
+        let length: usize = head
+            .split("content-length: ")
+            .nth(1)
+            .and_then(|rest| rest.split('\r').next())
+            .and_then(|digits| digits.parse().ok())
+            .expect("an answer with a length");
+        if answer.len() >= end + 4 + length {
+            return;
+        }
+    }
+}
