@@ -1,6 +1,5 @@
 //! The files of the repository.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -37,7 +36,7 @@ impl Source {
             && !self.test_only
     }
 
-    /// The files of the modules that this file declares under `#[cfg(test)]`.
+    /// The modules that this file declares under `#[cfg(test)]`, as paths without an ending.
     fn test_modules(&self) -> Vec<String> {
         let path = self.path.trim_end_matches(".rs");
         let folder = match path.rsplit_once('/') {
@@ -49,7 +48,7 @@ impl Source {
             .windows(2)
             .filter(|pair| pair[0] == "#[cfg(test)]")
             .filter_map(|pair| pair[1].rsplit_once("mod ")?.1.strip_suffix(';'))
-            .flat_map(|name| [format!("{folder}/{name}.rs"), format!("{folder}/{name}/mod.rs")])
+            .map(|name| format!("{folder}/{name}"))
             .collect()
     }
 
@@ -113,9 +112,12 @@ pub(super) fn all() -> Vec<Source> {
         found.iter().any(|file| file.path == "Cargo.toml"),
         "the workspace was not found"
     );
-    let test_modules: BTreeSet<String> = found.iter().flat_map(Source::test_modules).collect();
+    let test_modules: Vec<String> = found.iter().flat_map(Source::test_modules).collect();
     for file in &mut found {
-        file.test_only = test_modules.contains(&file.path);
+        file.test_only = test_modules.iter().any(|module| {
+            let rest = file.path.strip_prefix(module.as_str());
+            rest.is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+        });
     }
     found.sort_by(|a, b| a.path.cmp(&b.path));
     found
@@ -136,8 +138,5 @@ fn code_leaves_out_comments_and_tests() {
     };
     let code: Vec<&str> = file.code().map(|(_, line)| line.trim()).collect();
     assert_eq!(code, ["fn a() {", "one();", "}", "fn b() {}", "fn d() {}"]);
-    assert_eq!(
-        file.test_modules(),
-        ["crates/x/src/y/c.rs", "crates/x/src/y/c/mod.rs"]
-    );
+    assert_eq!(file.test_modules(), ["crates/x/src/y/c"]);
 }
