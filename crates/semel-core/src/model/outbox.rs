@@ -47,8 +47,8 @@ struct Shard {
 }
 
 /// A transaction of [`MemoryOutbox`]. Dropping it rolls back.
-pub struct MemoryTransaction<'a> {
-    outbox: &'a MemoryOutbox,
+pub struct MemoryTransaction {
+    outbox: Arc<MemoryOutbox>,
     rows: Vec<OutboxRow>,
 }
 
@@ -109,15 +109,15 @@ impl MemoryOutbox {
 
     /// Begins a transaction.
     #[must_use]
-    pub const fn begin(&self) -> MemoryTransaction<'_> {
+    pub fn begin(self: &Arc<Self>) -> MemoryTransaction {
         MemoryTransaction {
-            outbox: self,
+            outbox: Arc::clone(self),
             rows: Vec::new(),
         }
     }
 }
 
-impl MemoryTransaction<'_> {
+impl MemoryTransaction {
     /// Writes an event; returns its row number.
     ///
     /// # Errors

@@ -93,12 +93,12 @@ struct Relay {
     todo: Vec<Command>,
 }
 
-struct World<'a> {
-    clock: &'a SimClock,
-    store: &'a MemoryOutbox,
+struct World {
+    clock: Arc<SimClock>,
+    store: Arc<MemoryOutbox>,
     policy: RelayPolicy,
     order: SinkOrder,
-    open: Vec<(usize, Vec<Uuid>, MemoryTransaction<'a>)>,
+    open: Vec<(usize, Vec<Uuid>, MemoryTransaction)>,
     committed: BTreeMap<Uuid, usize>,
     rolled_back: BTreeSet<Uuid>,
     poison: BTreeSet<Uuid>,
@@ -108,7 +108,7 @@ struct World<'a> {
     dice: u8,
 }
 
-impl<'a> World<'a> {
+impl World {
     fn now(&self) -> u64 {
         self.clock.0.load(Ordering::Relaxed).unsigned_abs()
     }
@@ -369,7 +369,7 @@ impl<'a> World<'a> {
 
 fn simulate(ops: Vec<Op>, order: SinkOrder, poison: Poison, small: bool) -> Result<(), TestCaseError> {
     let clock = Arc::new(SimClock::default());
-    let store = MemoryOutbox::new(Arc::clone(&clock) as Arc<dyn Clock>);
+    let store = Arc::new(MemoryOutbox::new(Arc::clone(&clock) as Arc<dyn Clock>));
     now_or_never(store.register_stream("default", 1)).unwrap();
     let mut policy = RelayPolicy {
         poison,
@@ -382,8 +382,8 @@ fn simulate(ops: Vec<Op>, order: SinkOrder, poison: Poison, small: bool) -> Resu
     };
     policy.retry.attempts_max = 2;
     let mut world = World {
-        clock: &clock,
-        store: &store,
+        clock,
+        store,
         policy,
         order,
         open: Vec::new(),

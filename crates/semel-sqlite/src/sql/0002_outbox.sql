@@ -1,0 +1,65 @@
+-- Events, written in the business transaction and never changed. AUTOINCREMENT: without it the id of a deleted last
+-- row would be used again, and a cursor would pass it over. From other languages a plain INSERT is enough:
+--   slot = the first two bytes (big endian) of SHA-256 of key, or of event_id where there is no key, modulo 4096;
+--   headers = JSON [["name","hexadecimal value"], ...] or NULL; created_at = microseconds since 1970 in UTC.
+CREATE TABLE semel_outbox (
+  id           INTEGER PRIMARY KEY AUTOINCREMENT,
+  stream       TEXT NOT NULL DEFAULT 'default',
+  slot         INTEGER NOT NULL CHECK (slot BETWEEN 0 AND 4095),
+  event_id     BLOB NOT NULL CHECK (length(event_id) = 16),
+  topic        TEXT NOT NULL,
+  type         TEXT NOT NULL,
+  source       TEXT NOT NULL DEFAULT '/semel',
+  key          BLOB,
+  content_type TEXT,
+  headers      BLOB,
+  data         BLOB,
+  traceparent  TEXT,
+  created_at   INTEGER NOT NULL
+) STRICT;
+
+-- One row per shard: who owns it, and how far it has got. A mark is a row id: SQLite has one writer at a time, so
+-- ids are in the order of commits.
+CREATE TABLE semel_outbox_shard (
+  stream        TEXT NOT NULL,
+  shard         INTEGER NOT NULL,
+  slot_first    INTEGER NOT NULL,
+  slot_last     INTEGER NOT NULL,
+  epoch         INTEGER NOT NULL DEFAULT 0,
+  nonce         BLOB,
+  owner         TEXT NOT NULL DEFAULT '',
+  until         INTEGER NOT NULL DEFAULT 0,
+  prev          INTEGER NOT NULL DEFAULT 0,
+  open          INTEGER,
+  last_id       INTEGER NOT NULL DEFAULT 0,
+  batch_no      INTEGER NOT NULL DEFAULT 0,
+  version       INTEGER NOT NULL DEFAULT 0,
+  suspect       INTEGER,
+  takeovers     INTEGER NOT NULL DEFAULT 0,
+  seen_batch_no INTEGER NOT NULL DEFAULT 0,
+  seen_last_id  INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY (stream, shard)
+) STRICT, WITHOUT ROWID;
+
+-- Rows that could not be sent, copied here in the transaction that moves the cursor past them.
+CREATE TABLE semel_outbox_exception (
+  id           INTEGER PRIMARY KEY,
+  shard        INTEGER NOT NULL,
+  kind         TEXT NOT NULL CHECK (kind IN ('parked', 'behind', 'skipped')),
+  attempts     INTEGER NOT NULL,
+  reason       TEXT NOT NULL,
+  since        INTEGER NOT NULL,
+  stream       TEXT NOT NULL,
+  slot         INTEGER NOT NULL,
+  event_id     BLOB NOT NULL,
+  topic        TEXT NOT NULL,
+  type         TEXT NOT NULL,
+  source       TEXT NOT NULL,
+  key          BLOB,
+  content_type TEXT,
+  headers      BLOB,
+  data         BLOB,
+  traceparent  TEXT,
+  created_at   INTEGER NOT NULL
+) STRICT;
+CREATE INDEX semel_outbox_exception_stream ON semel_outbox_exception (stream, shard, id);

@@ -3,3 +3,5 @@
 mod inbox;
 pub(crate) mod key_rows;
 mod keys;
+mod outbox;
+mod outbox_rows;

@@ -7,3 +7,4 @@
 
 mod inbox;
 mod keys;
+mod outbox;

@@ -11,5 +11,6 @@ mod crash;
 mod inbox_laws;
 mod kafka;
 mod key_laws;
+mod outbox_laws;
 mod proxy;
 mod servers;

@@ -1,0 +1,172 @@
+//! Rows of the outbox tables as values, and back.
+
+use bytes::Bytes;
+use semel_core::inbox::headers;
+use semel_core::relay::{Cursor, Epoch, Mark, ShardId, ShardLease, Slots, Takeovers};
+use semel_core::store::{Exception, ExceptionKind, OutboxRow, PageRow, StoredException};
+use semel_core::{ErrorKind, Event, Nonce, StoreError, Timestamp};
+use sqlx::Row as _;
+use sqlx::sqlite::SqliteRow;
+use uuid::Uuid;
+
+use crate::error::classify;
+
+/// The columns that [`page_row`] reads.
+pub(super) const EVENT: &str =
+    "id, stream, event_id, topic, type, source, key, content_type, headers, data, traceparent, created_at";
+/// The columns that [`shard`] reads.
+pub(super) const SHARD: &str =
+    "stream, shard, slot_first, slot_last, epoch, nonce, owner, until, prev, open, last_id,
+  batch_no, version, suspect, takeovers, seen_batch_no, seen_last_id";
+
+/// One row of `semel_outbox_shard`.
+pub(super) struct Shard {
+    pub(super) id: ShardId,
+    pub(super) slots: Slots,
+    pub(super) epoch: i64,
+    pub(super) nonce: Option<Nonce>,
+    pub(super) owner: String,
+    pub(super) until: Timestamp,
+    pub(super) cursor: Cursor,
+    pub(super) takeovers: Takeovers,
+}
+
+impl Shard {
+    pub(super) fn is_owned_by(&self, lease: &ShardLease) -> bool {
+        self.epoch == lease.epoch.0 && self.nonce == Some(lease.nonce)
+    }
+
+    pub(super) fn lease(&self, epoch: i64, nonce: Nonce) -> ShardLease {
+        ShardLease {
+            shard: self.id.clone(),
+            slots: self.slots,
+            epoch: Epoch(epoch),
+            nonce,
+        }
+    }
+}
+
+pub(super) fn shard(row: &SqliteRow) -> Result<Shard, StoreError> {
+    let read = || -> Result<Shard, sqlx::Error> {
+        let nonce: Option<Vec<u8>> = row.try_get("nonce")?;
+        Ok(Shard {
+            id: ShardId {
+                stream: row.try_get("stream")?,
+                index: row.try_get("shard")?,
+            },
+            slots: Slots {
+                first: row.try_get("slot_first")?,
+                last: row.try_get("slot_last")?,
+            },
+            epoch: row.try_get("epoch")?,
+            nonce: nonce.and_then(|bytes| bytes.try_into().ok()).map(Nonce),
+            owner: row.try_get("owner")?,
+            until: Timestamp(row.try_get("until")?),
+            cursor: Cursor {
+                prev: mark(row.try_get("prev")?),
+                open: row.try_get::<Option<i64>, _>("open")?.map(mark),
+                last_id: row.try_get("last_id")?,
+                batch_no: row.try_get("batch_no")?,
+                version: row.try_get("version")?,
+                suspect: row.try_get("suspect")?,
+            },
+            takeovers: Takeovers {
+                count: row.try_get("takeovers")?,
+                batch_no: row.try_get("seen_batch_no")?,
+                last_id: row.try_get("seen_last_id")?,
+            },
+        })
+    };
+    read().map_err(|error| classify("read shard", error))
+}
+
+pub(super) fn mark(id: i64) -> Mark {
+    Mark::new(id.to_string())
+}
+
+/// The row id that a mark of this store stands for.
+pub(super) fn id_of(mark: &Mark) -> Result<i64, StoreError> {
+    mark.as_str().parse().map_err(|_| {
+        let text = format!("the mark {:?} was not made by SQLite", mark.as_str());
+        StoreError::new(ErrorKind::Invalid, "read mark", text)
+    })
+}
+
+/// A row of the outbox or of the exceptions. What cannot be read makes this row refused, never the page.
+pub(super) fn page_row(row: &SqliteRow) -> Result<PageRow, StoreError> {
+    let failed = |error| classify("read row", error);
+    let mut refused = None;
+    let mut text = |column: &'static str| -> Result<Option<String>, StoreError> {
+        // Other programs write here too, and SQLite does not check that text is UTF-8.
+        let bytes: Option<Vec<u8>> = row.try_get_unchecked(column).map_err(failed)?;
+        Ok(bytes.map(|bytes| {
+            String::from_utf8(bytes).unwrap_or_else(|error| {
+                refused = Some(format!("column {column} is not UTF-8"));
+                String::from_utf8_lossy(error.as_bytes()).into_owned()
+            })
+        }))
+    };
+    let (stream, topic, kind) = (text("stream")?, text("topic")?, text("type")?);
+    let (source, content_type, traceparent) = (text("source")?, text("content_type")?, text("traceparent")?);
+    let id: Vec<u8> = row.try_get("event_id").map_err(failed)?;
+    let id = Uuid::from_slice(&id).unwrap_or_else(|_| {
+        refused = Some("event_id is not 16 bytes".to_owned());
+        Uuid::nil()
+    });
+    let bytes = |column| -> Result<Option<Bytes>, StoreError> {
+        let value: Option<Vec<u8>> = row.try_get(column).map_err(failed)?;
+        Ok(value.map(Bytes::from))
+    };
+    let pairs = match bytes("headers")? {
+        None => Vec::new(),
+        Some(stored) => headers::decode(&stored).unwrap_or_else(|| {
+            refused = Some(r#"headers are not JSON of the form [["name","hexadecimal value"]]"#.to_owned());
+            Vec::new()
+        }),
+    };
+    let event = Event {
+        id,
+        stream: stream.unwrap_or_default(),
+        topic: topic.unwrap_or_default(),
+        kind: kind.unwrap_or_default(),
+        source: source.unwrap_or_default(),
+        key: bytes("key")?,
+        content_type,
+        headers: pairs
+            .into_iter()
+            .map(|(name, value)| (name, value.unwrap_or_default()))
+            .collect(),
+        data: bytes("data")?,
+        traceparent,
+    };
+    Ok(PageRow {
+        row: OutboxRow {
+            row: row.try_get("id").map_err(failed)?,
+            created_at: Timestamp(row.try_get("created_at").map_err(failed)?),
+            event,
+        },
+        refused,
+    })
+}
+
+pub(super) fn exception(row: &SqliteRow) -> Result<StoredException, StoreError> {
+    let page_row = page_row(row)?;
+    let read = || -> Result<StoredException, sqlx::Error> {
+        let kind: String = row.try_get("kind")?;
+        Ok(StoredException {
+            shard: ShardId {
+                stream: page_row.row.event.stream.clone(),
+                index: row.try_get("shard")?,
+            },
+            exception: Exception {
+                row: page_row.row.row,
+                kind: ExceptionKind::parse(&kind).unwrap_or(ExceptionKind::Parked),
+                attempts: row.try_get("attempts")?,
+                reason: row.try_get("reason")?,
+            },
+            since: Timestamp(row.try_get("since")?),
+            row: page_row.clone(),
+        })
+    };
+    read().map_err(|error| classify("exceptions", error))
+}

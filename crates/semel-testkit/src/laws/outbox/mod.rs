@@ -1,0 +1,64 @@
+//! Laws of [`OutboxStore`](semel_core::OutboxStore): each runs over the in-memory model and every backend.
+
+mod batches;
+mod exceptions;
+mod owners;
+mod rows;
+mod world;
+
+pub use batches::*;
+pub use exceptions::*;
+pub use owners::*;
+pub use rows::*;
+pub use world::{Reader, World, Writer, event, memory};
+
+/// Writes one test per law over `$world`, an expression that makes a [`World`] of its own each time:
+/// `(world, whatever must live as long)`.
+///
+/// ```ignore
+/// semel_testkit::outbox_laws!(async { (semel_testkit::laws::outbox::memory(), ()) });
+/// ```
+#[macro_export]
+macro_rules! outbox_laws {
+    ($world:expr) => {
+        $crate::outbox_laws!(@each $world;
+            every_byte_of_an_event_arrives
+            a_rollback_publishes_nothing
+            what_can_never_be_sent_is_refused_at_enqueue
+            streams_and_shards_see_their_own_rows_only
+            rows_written_before_the_stream_is_registered_are_in_its_first_batch
+            a_stream_keeps_its_number_of_shards
+            pages_are_bounded_and_leave_nothing_out
+            an_empty_look_writes_nothing
+            an_idle_cursor_moves_on_when_asked
+            a_row_committed_late_with_a_smaller_number_is_neither_lost_nor_waited_for
+            a_key_keeps_its_order_when_a_transaction_begins_early_and_writes_late
+            a_half_settled_batch_is_finished_under_its_own_mark
+            writers_at_once_lose_nothing_and_keep_the_order_of_each_key
+            a_shard_has_one_owner
+            a_released_shard_is_free_at_once
+            a_lease_that_ended_and_nobody_took_is_prolonged
+            a_wish_that_is_repeated_gets_its_shards_again
+            a_stale_owner_changes_nothing
+            a_late_write_of_the_same_owner_is_refused
+            deaths_on_one_place_are_counted
+            a_mark_before_a_send_is_kept_for_the_next_owner
+            exceptions_move_with_the_cursor_and_are_whole
+            exceptions_of_a_refused_save_are_not_written
+            parked_keys_come_with_the_shard
+            cleaning_follows_the_cursor
+            cleaning_keeps_rows_for_as_long_as_told
+            rows_of_a_stream_nobody_registered_stay_and_are_named
+            the_backlog_counts_what_is_not_settled
+        );
+    };
+    (@each $world:expr; $($law:ident)*) => {
+        $(
+            #[tokio::test]
+            async fn $law() {
+                let (world, _keep) = $world.await;
+                $crate::laws::outbox::$law(&world).await;
+            }
+        )*
+    };
+}

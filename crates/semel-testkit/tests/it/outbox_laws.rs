@@ -1,0 +1,3 @@
+//! The in-memory outbox obeys the laws that it specifies.
+
+semel_testkit::outbox_laws!(async { (semel_testkit::laws::outbox::memory(), ()) });
