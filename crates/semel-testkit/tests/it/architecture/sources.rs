@@ -75,6 +75,26 @@ fn crash_points_in_the_code_are_those_on_the_list() {
 }
 
 #[test]
+fn every_crash_point_has_a_crash_test() {
+    let files = all();
+    let tests: Vec<_> = files
+        .iter()
+        .filter(|file| file.is("rs") && file.path.contains("/tests/"))
+        // The testkit's own tests show that points work, not what a crash there leaves.
+        .filter(|file| !file.path.starts_with("crates/semel-testkit/"))
+        .collect();
+    let untested: Vec<String> = CRASH_POINTS
+        .iter()
+        .filter(|point| {
+            let name = format!("\"{point}\"");
+            !tests.iter().any(|file| file.text.contains(&name))
+        })
+        .map(|point| (*point).to_owned())
+        .collect();
+    none("no test names these crash points", &untested);
+}
+
+#[test]
 fn nothing_names_a_path_of_some_machine() {
     // In two pieces, so that this file does not find itself.
     let paths = [
