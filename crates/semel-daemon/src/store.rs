@@ -101,11 +101,11 @@ impl Store {
     }
 
     /// Its keys.
-    pub(crate) fn keys(&self) -> Option<Arc<dyn KeyStore>> {
+    pub(crate) fn keys(&self) -> Arc<dyn KeyStore> {
         match self {
-            Self::Sqlite(db) => Some(Arc::new(db.clone())),
+            Self::Sqlite(db) => Arc::new(db.clone()),
             #[cfg(feature = "postgres")]
-            Self::Postgres(_) => None,
+            Self::Postgres(db) => Arc::new(db.clone()),
         }
     }
 

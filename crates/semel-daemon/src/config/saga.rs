@@ -29,6 +29,12 @@ pub(crate) const SAGA: Section = Section {
             "64",
             "sagas that this process works on at a time",
         ),
+        field(
+            "participants",
+            "list of http URLs",
+            "any",
+            "what steps may call: these URLs and what is below them; a definition that calls another is refused",
+        ),
     ],
 };
 
@@ -39,6 +45,8 @@ pub(crate) struct SagaConfig {
     pub(crate) store: String,
     /// Sagas worked on at a time.
     pub(crate) concurrency: usize,
+    /// What steps may call; empty for anything.
+    pub(crate) participants: Vec<String>,
 }
 
 /// Reads `[saga]`; `None` when it is switched off.
@@ -46,8 +54,16 @@ pub(crate) fn read(table: &Table<'_>) -> Option<SagaConfig> {
     let enabled = table.boolean("enabled").unwrap_or(true);
     let store = table.store();
     let concurrency = table.number("concurrency", 1..=CONCURRENCY_MAX);
+    let participants = table.texts("participants").unwrap_or_default();
+    for url in &participants {
+        if !url.value.starts_with("http://") && !url.value.starts_with("https://") {
+            let fix = "write them like \"http://127.0.0.1:9001\"";
+            table.mistake(url.span.clone(), "this participant is no http URL", fix);
+        }
+    }
     enabled.then_some(SagaConfig {
         store: store?,
         concurrency: concurrency.map_or(64, |n| usize::try_from(n).unwrap_or(usize::MAX)),
+        participants: participants.into_iter().map(|at| at.value).collect(),
     })
 }

@@ -1,7 +1,11 @@
 //! Where a relay's events go.
 
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
 use super::read::Table;
-use super::spec::{Section, field, required};
+use super::spec::{Section, field, required, secret};
 
 /// `sink` of a relay.
 pub(crate) const SINK: Section = Section {
@@ -29,11 +33,33 @@ pub(crate) const WEBHOOK: Section = Section {
 pub(crate) const KAFKA: Section = Section {
     header: "sink.kafka",
     about: "Each event goes to the Kafka topic that it names, by an idempotent producer with `acks=all`.",
-    fields: &[required(
-        "brokers",
-        "list of texts",
-        "`host:port` of some brokers of the cluster",
-    )],
+    fields: &[
+        required(
+            "brokers",
+            "list of texts",
+            "`host:port` of some brokers of the cluster",
+        ),
+        field(
+            "linger_ms",
+            "ms",
+            "5",
+            "how long a record may wait to be joined by others in a batch",
+        ),
+        field("in_flight_max", "number", "5000", "records on their way at most"),
+        field(
+            "in_flight_bytes_max",
+            "bytes",
+            "134217728",
+            "bytes on their way at most",
+        ),
+        secret(field(
+            "properties",
+            "table of texts",
+            "none",
+            "further settings of librdkafka, such as `security.protocol` or `sasl.password`; those that carry a \
+             guarantee are refused",
+        )),
+    ],
 };
 
 /// Where events go.
@@ -45,10 +71,30 @@ pub(crate) enum SinkConfig {
         url: http::Uri,
     },
     /// Kafka.
-    Kafka {
-        /// Some brokers of the cluster.
-        brokers: Vec<String>,
-    },
+    Kafka(KafkaConfig),
+}
+
+/// `sink.kafka`.
+#[derive(Clone)]
+pub(crate) struct KafkaConfig {
+    /// Some brokers of the cluster.
+    pub(crate) brokers: Vec<String>,
+    /// How long a record may wait for others.
+    pub(crate) linger: Duration,
+    /// Records on their way.
+    pub(crate) in_flight_max: usize,
+    /// Bytes on their way.
+    pub(crate) in_flight_bytes_max: usize,
+    /// Further settings; they may hold passwords.
+    pub(crate) properties: BTreeMap<String, String>,
+}
+
+impl fmt::Debug for KafkaConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaConfig")
+            .field("brokers", &self.brokers)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Reads a sink.
@@ -68,16 +114,33 @@ pub(crate) fn read(table: &Table<'_>) -> Option<SinkConfig> {
             url: table.http_url("url")?.value,
         })
     });
-    let kafka = kafka.map(|table| {
-        table.require("brokers", "[\"127.0.0.1:9092\"]");
-        let brokers = table.texts("brokers");
-        if !cfg!(feature = "kafka") {
-            let fix = "build it with: cargo build --release --features kafka";
-            table.mistake(table.span(), "this build of semel has no Kafka", fix);
-        }
-        Some(SinkConfig::Kafka {
-            brokers: brokers?.into_iter().map(|at| at.value).collect(),
-        })
-    });
+    let kafka = kafka.map(|table| read_kafka(&table));
     webhook.or(kafka)?
+}
+
+fn read_kafka(table: &Table<'_>) -> Option<SinkConfig> {
+    table.require("brokers", "[\"127.0.0.1:9092\"]");
+    let brokers = table.texts("brokers");
+    if brokers.as_ref().is_some_and(Vec::is_empty) {
+        table.mistake(
+            table.span(),
+            "`brokers` is an empty list",
+            "name a broker, such as \"127.0.0.1:9092\"",
+        );
+    }
+    if !cfg!(feature = "kafka") {
+        let fix = "build it with: cargo build --release --features kafka";
+        table.mistake(table.span(), "this build of semel has no Kafka", fix);
+    }
+    let size = |name, max, default| {
+        let number = table.number(name, 1..=max).unwrap_or(default);
+        usize::try_from(number).unwrap_or(usize::MAX)
+    };
+    Some(SinkConfig::Kafka(KafkaConfig {
+        linger: Duration::from_millis(table.number("linger_ms", 0..=10_000).unwrap_or(5)),
+        in_flight_max: size("in_flight_max", 100_000, 5_000),
+        in_flight_bytes_max: size("in_flight_bytes_max", 2 << 30, 128 << 20),
+        properties: table.properties("properties"),
+        brokers: brokers?.into_iter().map(|at| at.value).collect(),
+    }))
 }

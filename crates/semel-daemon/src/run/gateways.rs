@@ -83,9 +83,7 @@ impl Gateway {
 /// Waits for the store and puts the service in place.
 async fn open(config: GatewayConfig, store: Handle, part: Part, slot: Arc<Slot>) {
     part.waiting("its store is not open yet");
-    let Some(keys) = store.ready().await.keys() else {
-        return part.stopped("keys on PostgreSQL are not there yet");
-    };
+    let keys = store.ready().await.keys();
     match gateway::service(&config, keys) {
         Ok(service) => {
             *slot.drain.lock().unwrap_or_else(PoisonError::into_inner) = Some(service.drain);
@@ -134,9 +132,7 @@ pub(crate) fn start_sweeper(name: &str, store: Handle, context: &Arc<Context>) {
         context.stop.clone(),
     );
     let sweeping = async move {
-        let Some(keys) = store.ready().await.keys() else {
-            return;
-        };
+        let keys = store.ready().await.keys();
         loop {
             match keys.sweep(SWEEP_MAX).await {
                 Ok(report) => {

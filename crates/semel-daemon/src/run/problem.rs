@@ -2,6 +2,9 @@
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
+use semel_core::error::chain;
+use semel_core::saga::{SagaId, Status};
+use semel_core::{ErrorKind, Retry, StoreError};
 use serde::Serialize;
 
 /// One problem.
@@ -17,6 +20,12 @@ pub(crate) struct Problem {
     /// Single mistakes, where there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     errors: Vec<String>,
+    /// The page under `docs/errors/` that explains it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<&'static str>,
+    /// What is known of the operation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<&'static str>,
     #[serde(skip)]
     retry_after_s: Option<u32>,
 }
@@ -36,6 +45,8 @@ impl Problem {
             status: status.as_u16(),
             detail: detail.into(),
             errors: Vec::new(),
+            code: None,
+            outcome: None,
             retry_after_s: None,
         }
     }
@@ -71,6 +82,100 @@ impl Problem {
         Self::new(StatusCode::FORBIDDEN, kind!("forbidden"), "Not from here", detail)
     }
 
+    /// The body is larger than allowed.
+    pub(crate) fn too_large(detail: impl Into<String>) -> Self {
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            kind!("request-too-large"),
+            "The request is too large",
+            detail,
+        )
+    }
+
+    /// A saga's definition does not hold.
+    pub(crate) fn definition(errors: Vec<String>) -> Self {
+        let detail = format!(
+            "the definition is refused for {} reason(s); nothing was started",
+            errors.len()
+        );
+        Self {
+            errors,
+            ..Self::new(
+                StatusCode::BAD_REQUEST,
+                kind!("saga-definition"),
+                "The saga's definition is refused",
+                detail,
+            )
+        }
+    }
+
+    /// The id names another saga.
+    pub(crate) fn mismatch(id: &SagaId, what: &str) -> Self {
+        let detail =
+            format!("the saga {id} was submitted before with another {what}; it is unharmed, use another id");
+        Self {
+            outcome: Some("mismatch"),
+            ..Self::new(
+                StatusCode::CONFLICT,
+                kind!("saga-mismatch"),
+                "The id names another saga",
+                detail,
+            )
+        }
+    }
+
+    /// The saga has ended.
+    pub(crate) fn ended(id: &SagaId, status: Status) -> Self {
+        let detail = format!("the saga {id} has ended: {}", status.as_str());
+        Self::new(
+            StatusCode::GONE,
+            kind!("saga-ended"),
+            "The saga has ended",
+            detail,
+        )
+    }
+
+    /// There is nothing to retry.
+    pub(crate) fn not_stuck(status: Status) -> Self {
+        let detail = format!(
+            "only a stuck saga can be retried; this one is {}",
+            status.as_str()
+        );
+        Self::new(
+            StatusCode::CONFLICT,
+            kind!("saga-not-stuck"),
+            "The saga is not stuck",
+            detail,
+        )
+    }
+
+    /// Too many requests wait for a saga's owner.
+    pub(crate) fn too_many_requests() -> Self {
+        let detail = format!(
+            "{} requests wait already for the saga's owner; is a coordinator running?",
+            semel_core::limits::SAGA_REQUESTS_MAX
+        );
+        Self {
+            retry_after_s: Some(5),
+            ..Self::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                kind!("saga-requests"),
+                "Too many requests",
+                detail,
+            )
+        }
+    }
+
+    /// A mistake in semel.
+    pub(crate) fn internal(detail: impl Into<String>) -> Self {
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            kind!("internal"),
+            "A mistake in semel",
+            detail,
+        )
+    }
+
     /// It cannot be done now; the same request may work later.
     pub(crate) fn unavailable(detail: impl Into<String>) -> Self {
         Self {
@@ -81,6 +186,29 @@ impl Problem {
                 "Not available now",
                 detail,
             )
+        }
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        let detail = match error.retry() {
+            Retry::Later => format!("{}; nothing was done", chain(&error)),
+            Retry::OutcomeUnknown => format!(
+                "{}; send the same request again, its id makes that safe",
+                chain(&error)
+            ),
+            Retry::Never => chain(&error),
+        };
+        let problem = match (error.kind(), error.retry()) {
+            (ErrorKind::LimitExceeded, _) => Self::too_large(detail),
+            (_, Retry::Later | Retry::OutcomeUnknown) => Self::unavailable(detail),
+            (_, Retry::Never) => Self::internal(detail),
+        };
+        Self {
+            code: Some(error.kind().code()),
+            outcome: (error.retry() == Retry::OutcomeUnknown).then_some("unknown"),
+            ..problem
         }
     }
 }
@@ -96,6 +224,9 @@ impl IntoResponse for Problem {
             HeaderValue::from_static("application/problem+json"),
         );
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Some(outcome) = self.outcome {
+            headers.insert("semel-outcome", HeaderValue::from_static(outcome));
+        }
         if let Some(seconds) = self.retry_after_s {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

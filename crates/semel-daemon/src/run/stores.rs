@@ -74,6 +74,11 @@ impl Handle {
         }
         std::future::pending().await
     }
+
+    /// The store, if it is open now.
+    pub(crate) fn now(&self) -> Option<Store> {
+        self.0.as_ref().and_then(|receiver| receiver.borrow().clone())
+    }
 }
 
 /// Opens a store, tells the roles, and looks after it until the end.
