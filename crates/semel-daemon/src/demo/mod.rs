@@ -151,7 +151,14 @@ async fn show(args: &DemoArgs) -> Result<Exit, Trouble> {
     if args.json {
         out::data(audit::json(seed, args.orders, args.seconds, &reports));
     } else {
-        out::data(audit::table(&reports, std::io::stdout().is_terminal()));
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let look = match (std::io::stdout().is_terminal(), plain) {
+            (true, false) => audit::Look::Colour,
+            (true, true) => audit::Look::Lines,
+            (false, _) => audit::Look::Plain,
+        };
+        out::data(audit::table(&reports, look));
+        out::data(audit::verdicts(&reports));
     }
     Ok(close(args, seed, &reports))
 }

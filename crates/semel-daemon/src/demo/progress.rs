@@ -25,6 +25,8 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 pub(crate) struct Progress {
     pub(crate) shop: Shop,
     pub(crate) dir: PathBuf,
+    /// How long the load lasts; after that the shop settles.
+    pub(crate) load: Duration,
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) counts: Arc<Counts>,
 }
@@ -54,15 +56,20 @@ impl Progress {
             }
         }
         bar.finish_and_clear();
-        out::note(self.text(start.elapsed()).await);
+        out::note(
+            self.text(start.elapsed())
+                .await
+                .replace("  settling", "  settled"),
+        );
     }
 
     async fn text(&self, elapsed: Duration) -> String {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         // A file that is busy right now is counted next time.
         let events = events_applied(&self.dir).await.unwrap_or(0);
+        let phase = if elapsed < self.load { "" } else { "  settling" };
         format!(
-            "{:<10} {:>5.1} s  orders {} placed, {} answered, {} duplicates  processes {} killed, {} paused, {} restarted  events {events}",
+            "{} {:.1} s  placed {}  answered {}  duplicates {}  killed {}  paused {}  restarted {}  events {events}{phase}",
             self.shop.title(),
             elapsed.as_secs_f64(),
             get(&self.traffic.placed),

@@ -59,7 +59,7 @@ pub(crate) async fn perform(shop: Shop, folder: &Folder, script: &Script) -> Res
     std::fs::create_dir_all(dir).doing(format!("make {}", dir.display()))?;
     let cast = match shop {
         Shop::ByHand => by_hand::cast(dir)?,
-        Shop::Semel => semel::cast(dir).await?,
+        Shop::Semel => semel::cast(dir)?,
     };
     let counts = Arc::new(Counts::default());
     let troupe = Troupe::start(dir, folder.temporary.as_deref(), &cast.parts, &counts).await?;
@@ -70,6 +70,7 @@ pub(crate) async fn perform(shop: Shop, folder: &Folder, script: &Script) -> Res
     let progress = Progress {
         shop,
         dir: dir.clone(),
+        load: script.load,
         traffic: Arc::clone(&traffic),
         counts: Arc::clone(&counts),
     };

@@ -25,13 +25,13 @@ pub(crate) const QUESTIONS: &[Question] = &[
     Question {
         id: "charged_more_than_once",
         title: "Charged more than once",
-        meaning: "The card was charged again for an order that was already charged.",
+        meaning: "The card was charged again for a charged order.",
         counts: |order| order.done("charge") > 1,
     },
     Question {
         id: "paid_for_nothing",
         title: "Paid, nothing came",
-        meaning: "The money was taken and kept, and nothing was shipped.",
+        meaning: "Money was taken and kept, and nothing shipped.",
         counts: |order| order.stands("charge", "refund") > 0 && order.stands("ship", "recall") <= 0,
     },
     Question {
@@ -49,13 +49,13 @@ pub(crate) const QUESTIONS: &[Question] = &[
     Question {
         id: "stock_held",
         title: "Stock held for nothing",
-        meaning: "Goods are set aside that no parcel will ever take.",
+        meaning: "Goods set aside that no parcel will ever take.",
         counts: |order| order.stands("reserve", "release") > order.stands("ship", "recall"),
     },
     Question {
         id: "undone_too_often",
         title: "Undone too often",
-        meaning: "More was refunded, released or recalled than had been done.",
+        meaning: "More was refunded or released than had been done.",
         counts: |order| {
             order.stands("charge", "refund") < 0
                 || order.stands("reserve", "release") < 0
@@ -65,13 +65,13 @@ pub(crate) const QUESTIONS: &[Question] = &[
     Question {
         id: "half_done",
         title: "Sagas left half done",
-        meaning: "Of stock, charge and parcel some stand and others do not, and nobody is on it.",
+        meaning: "Some steps stand, others do not, nobody is on it.",
         counts: |order| order.ids.values().any(OrderId::half_done),
     },
     Question {
         id: "unfinished",
         title: "Orders never finished",
-        meaning: "The order is neither confirmed nor cancelled, and stays so.",
+        meaning: "Neither confirmed nor cancelled, and it stays so.",
         counts: |order| order.ids.values().any(|id| id.known && !id.finished),
     },
     Question {
@@ -83,13 +83,13 @@ pub(crate) const QUESTIONS: &[Question] = &[
     Question {
         id: "vanished",
         title: "Accepted, then lost",
-        meaning: "The customer was told yes, and the shop knows nothing of the order.",
+        meaning: "The customer was told yes; the order is nowhere.",
         counts: |order| order.accepted && order.ids.values().all(|id| !id.known),
     },
     Question {
         id: "events_lost",
         title: "Events lost",
-        meaning: "The order was written down, and its event never arrived.",
+        meaning: "The order is there, its event never arrived.",
         counts: |order| order.ids.values().any(|id| id.known && id.done("notify") == 0),
     },
     Question {
@@ -101,13 +101,13 @@ pub(crate) const QUESTIONS: &[Question] = &[
     Question {
         id: "two_answers",
         title: "One key, two answers",
-        meaning: "The same request under the same key was answered in two ways.",
+        meaning: "One request under one key, answered in two ways.",
         counts: |order| order.answers > 1,
     },
     Question {
         id: "unanswered",
         title: "Never answered",
-        meaning: "The customer asked until the end and got no definite answer.",
+        meaning: "Asked until the end, and no definite answer.",
         counts: |order| order.answers == 0,
     },
 ];

@@ -6,7 +6,9 @@
 mod books;
 mod count;
 mod print;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use books::{Books, events_applied, read};
 pub(crate) use count::{Audit, audit};
-pub(crate) use print::{json, table};
+pub(crate) use print::{Look, json, table, verdicts};

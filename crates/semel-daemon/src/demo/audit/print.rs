@@ -5,82 +5,143 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, ContentArrangement, Tab
 use serde_json::{Value, json};
 
 use super::count::Audit;
-use crate::demo::report::Report;
+use crate::demo::report::{Report, Shop};
 
-/// The widest a table gets; sentences wrap inside.
-const WIDTH: u16 = 100;
+/// The widest that a table gets; sentences wrap inside.
+const WIDTH: u16 = 108;
 
-/// The table. With `pretty`, in colours and lines; else as plain Markdown.
-pub(crate) fn table(reports: &[Report], pretty: bool) -> String {
+/// How a table is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// Lines and colours, for a terminal.
+    Colour,
+    /// Lines only, for a terminal of someone who wants no colours.
+    Lines,
+    /// Markdown, for a pipe.
+    Plain,
+}
+
+/// One row: what, in plain words, and the value for each shop.
+type Row = (&'static str, &'static str, fn(&Report) -> u64);
+
+/// What was done to the shops.
+const ORDEAL: &[Row] = &[
+    ("Orders placed", "Each under a key of its own.", |report| {
+        report.audit.orders as u64
+    }),
+    (
+        "Duplicates sent",
+        "The same order again, at once or a little later.",
+        |report| report.ordeal.duplicates,
+    ),
+    (
+        "Connections cut",
+        "The customer was gone before the answer.",
+        |report| report.ordeal.cut,
+    ),
+    ("Processes killed", "kill -9, and started again.", |report| {
+        report.ordeal.kills
+    }),
+    (
+        "Processes paused",
+        "SIGSTOP: frozen for a while, and unaware of it.",
+        |report| report.ordeal.pauses,
+    ),
+];
+
+/// How the good orders ended: neither column is right or wrong.
+const ENDS: &[Row] = &[
+    ("Paid and shipped", "The customer has the goods.", |report| {
+        report.audit.completed as u64
+    }),
+    (
+        "Refused or undone",
+        "Nothing of the order stands: the shop said no.",
+        |report| report.audit.undone as u64,
+    ),
+];
+
+/// The table.
+pub(crate) fn table(reports: &[Report], look: Look) -> String {
     let mut table = Table::new();
     table
-        .load_preset(if pretty { UTF8_BORDERS_ONLY } else { ASCII_MARKDOWN })
-        .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_width(WIDTH);
-    if !pretty {
-        table.force_no_tty();
-    }
-    let mut header = vec![Cell::new("What the customers went through"), Cell::new("")];
+        .load_preset(match look {
+            Look::Colour | Look::Lines => UTF8_BORDERS_ONLY,
+            Look::Plain => ASCII_MARKDOWN,
+        })
+        .set_content_arrangement(ContentArrangement::Dynamic);
+    match look {
+        Look::Colour => table.enforce_styling(),
+        Look::Lines | Look::Plain => table.force_no_tty(),
+    };
+    table.set_width(WIDTH);
+    let mut header = vec![Cell::new("After the storm"), Cell::new("")];
     header.extend(
         reports
             .iter()
             .map(|report| number(report.shop.title()).add_attribute(Attribute::Bold)),
     );
     table.set_header(header);
-    for (title, meaning, value) in ordeal_rows() {
-        let mut row = words(title, meaning);
-        row.extend(reports.iter().map(|report| number(&value(report).to_string())));
-        table.add_row(row);
-    }
-    let Some(first) = reports.first() else {
-        return String::new();
-    };
-    for (n, finding) in first.audit.findings.iter().enumerate() {
+
+    rows(&mut table, reports, ORDEAL);
+    gap(&mut table, reports);
+    let questions = reports.first().map(|report| report.audit.findings.as_slice());
+    for (n, finding) in questions.unwrap_or_default().iter().enumerate() {
         let mut row = words(finding.question.title, finding.question.meaning);
         row.extend(reports.iter().map(|report| verdict(&report.audit, n)));
         table.add_row(row);
     }
-    let mut row = vec![
-        Cell::new("Orders that came out right").add_attribute(Attribute::Bold),
-        Cell::new("Paid and shipped once, or nothing of them stands; one event, one answer."),
-    ];
+    gap(&mut table, reports);
+    rows(&mut table, reports, ENDS);
+    let mut row = words(
+        "Orders that came out right",
+        "One of the two, once, and told once.",
+    );
     row.extend(reports.iter().map(|report| {
-        let audit = &report.audit;
-        let colour = if audit.clean() { Color::Green } else { Color::Red };
-        number(&format!("{} of {}", audit.right, audit.orders))
-            .fg(colour)
+        let text = format!("{} of {}", report.audit.right, report.audit.orders);
+        number(&text)
+            .fg(colour(report.audit.clean()))
             .add_attribute(Attribute::Bold)
     }));
     table.add_row(row);
     table.to_string()
 }
 
-type OrdealRow = (&'static str, &'static str, fn(&Report) -> u64);
+/// What the table says, in a sentence for each shop.
+pub(crate) fn verdicts(reports: &[Report]) -> String {
+    let sentence = |report: &Report| {
+        let Audit {
+            orders,
+            right,
+            unasked,
+            ..
+        } = report.audit;
+        let shop = match report.shop {
+            Shop::ByHand => "By hand",
+            Shop::Semel => "With Semel",
+        };
+        let extra = match unasked {
+            0 => String::new(),
+            n => format!(" {n} rows in the books belong to no order."),
+        };
+        match orders - right {
+            0 => format!("{shop}: all {orders} orders came out right.{extra}"),
+            wrong => format!("{shop}: {wrong} of {orders} orders went wrong.{extra}"),
+        }
+    };
+    reports.iter().map(sentence).collect::<Vec<_>>().join("\n")
+}
 
-fn ordeal_rows() -> [OrdealRow; 5] {
-    [
-        ("Orders placed", "Each under a key of its own.", |report| {
-            report.audit.orders as u64
-        }),
-        (
-            "Duplicates sent",
-            "The same order again under its key: at the same moment, or later.",
-            |report| report.ordeal.duplicates,
-        ),
-        (
-            "Connections cut",
-            "The customer was gone before the answer.",
-            |report| report.ordeal.cut,
-        ),
-        ("Processes killed", "kill -9, and started again.", |report| {
-            report.ordeal.kills
-        }),
-        (
-            "Processes paused",
-            "SIGSTOP: frozen for a moment, and unaware of it.",
-            |report| report.ordeal.pauses,
-        ),
-    ]
+fn rows(table: &mut Table, reports: &[Report], rows: &[Row]) {
+    for (title, meaning, value) in rows {
+        let mut row = words(title, meaning);
+        row.extend(reports.iter().map(|report| number(&value(report).to_string())));
+        table.add_row(row);
+    }
+}
+
+fn gap(table: &mut Table, reports: &[Report]) {
+    table.add_row(vec![""; 2 + reports.len()]);
 }
 
 fn words(title: &str, meaning: &str) -> Vec<Cell> {
@@ -91,10 +152,13 @@ fn number(text: &str) -> Cell {
     Cell::new(text).set_alignment(CellAlignment::Right)
 }
 
+const fn colour(good: bool) -> Color {
+    if good { Color::Green } else { Color::Red }
+}
+
 fn verdict(audit: &Audit, n: usize) -> Cell {
     let count = audit.findings.get(n).map_or(0, |finding| finding.count);
-    let colour = if count == 0 { Color::Green } else { Color::Red };
-    number(&count.to_string()).fg(colour)
+    number(&count.to_string()).fg(colour(count == 0))
 }
 
 /// The same numbers for machines.

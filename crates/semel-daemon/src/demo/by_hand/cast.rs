@@ -1,12 +1,11 @@
 //! The processes of the hand-written shop. The pollers and the checkouts run inside the two copies of orders, so a
 //! blow at what relays events and runs sagas hits those.
 
-use std::ffi::OsString;
 use std::path::Path;
 
 use crate::demo::load::Target;
 use crate::demo::process::{Part, Port};
-use crate::demo::shop::Map;
+use crate::demo::shop::{Map, service_args};
 use crate::demo::stage::Cast;
 use crate::demo::trouble::Trouble;
 
@@ -24,7 +23,7 @@ pub(crate) fn cast(dir: &Path) -> Result<Cast, Trouble> {
     let part = |name, service: &str, port: u16, targets: &[Target]| Part {
         name,
         targets: targets.to_vec(),
-        args: args(dir, service, port),
+        args: service_args("by-hand", service, dir, port),
         port,
     };
     let parts = vec![
@@ -49,15 +48,4 @@ pub(crate) fn cast(dir: &Path) -> Result<Cast, Trouble> {
         orders: map.orders,
         ports,
     })
-}
-
-fn args(dir: &Path, service: &str, port: u16) -> Vec<OsString> {
-    let mut args: Vec<OsString> = ["demo-child", "by-hand", "--service", service, "--port"]
-        .iter()
-        .map(OsString::from)
-        .collect();
-    args.push(port.to_string().into());
-    args.push("--shop".into());
-    args.push(dir.into());
-    args
 }

@@ -10,6 +10,6 @@ pub(crate) async fn run(_args: &ServiceArgs) -> Result<(), Trouble> {
     Err(Trouble::new("run", "not there yet"))
 }
 
-pub(crate) async fn cast(_dir: &Path) -> Result<Cast, Trouble> {
+pub(crate) fn cast(_dir: &Path) -> Result<Cast, Trouble> {
     Err(Trouble::new("run the shop with Semel", "it is not there yet"))
 }

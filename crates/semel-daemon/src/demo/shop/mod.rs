@@ -4,4 +4,4 @@ mod books;
 mod service;
 
 pub(crate) use books::{Effect, Step, migrate, record, refusal};
-pub(crate) use service::{Files, Map, serve, think};
+pub(crate) use service::{Files, Map, serve, service_args, think};

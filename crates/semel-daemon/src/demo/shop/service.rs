@@ -1,5 +1,6 @@
 //! The life of a service process.
 
+use std::ffi::OsString;
 use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -94,4 +95,16 @@ fn leave_with_parent() {
 /// The time the work itself takes: a card network, a warehouse, a mail server.
 pub(crate) async fn think() {
     sleep(Duration::from_millis(5 + (dice() * 20.0) as u64)).await;
+}
+
+/// The arguments by which this binary becomes a service of a shop.
+pub(crate) fn service_args(shop: &str, service: &str, dir: &Path, port: u16) -> Vec<OsString> {
+    let mut args: Vec<OsString> = ["demo-child", shop, "--service", service, "--port"]
+        .iter()
+        .map(OsString::from)
+        .collect();
+    args.push(port.to_string().into());
+    args.push("--shop".into());
+    args.push(dir.into());
+    args
 }
