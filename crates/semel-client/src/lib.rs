@@ -25,7 +25,7 @@
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -70,6 +70,7 @@ pub struct ClientError {
     kind: ClientErrorKind,
     target: String,
     detail: String,
+    status: Option<StatusCode>,
 }
 
 const fn kind_text(kind: ClientErrorKind) -> &'static str {
@@ -85,6 +86,12 @@ impl ClientError {
     #[must_use]
     pub const fn kind(&self) -> ClientErrorKind {
         self.kind
+    }
+
+    /// The answer's status, where its head came before things went wrong.
+    #[must_use]
+    pub const fn status(&self) -> Option<StatusCode> {
+        self.status
     }
 }
 
@@ -148,6 +155,7 @@ impl HttpClient {
             kind,
             target: target.clone(),
             detail,
+            status: None,
         };
         let call = async {
             let answer = self.inner.request(request.map(Full::new)).await.map_err(|e| {
@@ -159,6 +167,10 @@ impl HttpClient {
                 fail(kind, chain(&e))
             })?;
             let (parts, mut body) = answer.into_parts();
+            let fail = |kind, detail| ClientError {
+                status: Some(parts.status),
+                ..fail(kind, detail)
+            };
             let mut bytes = BytesMut::new();
             while let Some(frame) = body.frame().await {
                 let frame = frame.map_err(|e| fail(ClientErrorKind::Unknown, chain(&e)))?;

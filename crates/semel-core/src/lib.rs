@@ -5,7 +5,7 @@
 //! with. Only [`host`] asks the operating system for anything (time and randomness).
 //!
 //! Begin at [`claim`] (who may run a key), [`relay`] (how events leave an outbox), [`inbox`] (how they are taken once) or
-//! `saga` (steps and their compensations).
+//! [`saga`] (steps and their compensations).
 
 pub mod claim;
 pub mod crash;
@@ -35,4 +35,4 @@ pub use host::{Clock, SystemClock, Timestamp};
 pub use key::{Key, Scope};
 pub use outcome::{Outcome, StoredOutcome};
 pub use retry::{Retry, RetryPolicy};
-pub use store::{Capabilities, KeyStore, KeyStoreExt, OutboxStore, Sink};
+pub use store::{Capabilities, KeyStore, KeyStoreExt, OutboxStore, SagaStore, Sink};

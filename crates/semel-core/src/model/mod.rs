@@ -3,7 +3,9 @@
 mod inbox;
 mod keys;
 mod outbox;
+mod saga;
 
 pub use inbox::{MemoryInbox, MemoryTx};
 pub use keys::MemoryKeys;
 pub use outbox::{MemoryOutbox, MemoryTransaction};
+pub use saga::MemorySagas;

@@ -56,9 +56,9 @@ pub struct BarrierCall {
     pub not_after: Option<Timestamp>,
 }
 
-/// Why a request carries no barrier call. Page: SEM0407.
+/// Why a request carries no barrier call. Page: SEM0507.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("SEM0407: header {header} is missing or wrong: {want}")]
+#[error("SEM0507: header {header} is missing or wrong: {want}")]
 pub struct HeaderError {
     /// The header.
     pub header: &'static str,

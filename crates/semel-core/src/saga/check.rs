@@ -7,18 +7,18 @@ use super::definition::{Definition, Step};
 use crate::key::derive;
 use crate::limits::{self, LimitExceeded};
 
-/// Why a definition is refused. Page: SEM0401.
+/// Why a definition is refused. Page: SEM0501.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DefinitionError {
     /// A limit was exceeded.
-    #[error("SEM0401: {0}")]
+    #[error("SEM0501: {0}")]
     Limit(#[from] LimitExceeded),
     /// Two steps of one name: their keys would be the same.
-    #[error("SEM0401: two steps are named {0}; give each a name of its own")]
+    #[error("SEM0501: two steps are named {0}; give each a name of its own")]
     DuplicateStep(String),
     /// A step comes after one that does not exist.
-    #[error("SEM0401: step {step} comes after {after}, which is not a step of this saga")]
+    #[error("SEM0501: step {step} comes after {after}, which is not a step of this saga")]
     UnknownStep {
         /// The step.
         step: String,
@@ -26,14 +26,14 @@ pub enum DefinitionError {
         after: String,
     },
     /// Steps wait for each other.
-    #[error("SEM0401: step {0} would wait for itself; break the circle in its `after`")]
+    #[error("SEM0501: step {0} would wait for itself; break the circle in its `after`")]
     Cycle(String),
     /// More than one pivot.
-    #[error("SEM0401: {0} and {1} are both the pivot; a saga has at most one")]
+    #[error("SEM0501: {0} and {1} are both the pivot; a saga has at most one")]
     TwoPivots(String, String),
     /// A step that may be refused does not come before the pivot: by then the saga can no longer turn.
     #[error(
-        "SEM0401: step {step} may be refused, but does not come before the pivot {pivot}; move it before the pivot or make it retriable"
+        "SEM0501: step {step} may be refused, but does not come before the pivot {pivot}; move it before the pivot or make it retriable"
     )]
     RefusableNotBeforePivot {
         /// The step.
@@ -43,14 +43,14 @@ pub enum DefinitionError {
     },
     /// A step cannot be undone although the saga may still turn after it.
     #[error(
-        "SEM0401: step {0} has no compensation; give it one, mark it read_only, make it the pivot, or put it after the pivot"
+        "SEM0501: step {0} has no compensation; give it one, mark it read_only, make it the pivot, or put it after the pivot"
     )]
     NoCompensation(String),
     /// A step that changes nothing has a compensation.
-    #[error("SEM0401: step {0} is read_only and has a compensation; remove one of the two")]
+    #[error("SEM0501: step {0} is read_only and has a compensation; remove one of the two")]
     ReadOnlyCompensated(String),
     /// What was stored cannot be read.
-    #[error("SEM0401: the definition cannot be read: {0}")]
+    #[error("SEM0501: the definition cannot be read: {0}")]
     Unreadable(String),
 }
 

@@ -345,7 +345,7 @@ impl Machine<'_> {
             Answer::Unservable(why) => self.needs_person(step, why),
             Answer::StaleEpoch => {
                 self.instance.steps[step].maybe = true;
-                self.needs_person(step, "its participant has seen a later epoch (SEM0405)".into());
+                self.needs_person(step, "its participant has seen a later epoch (SEM0505)".into());
             }
             Answer::BarrierLost => {
                 self.instance.steps[step].maybe = true;

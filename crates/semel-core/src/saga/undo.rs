@@ -172,12 +172,12 @@ impl Machine<'_> {
             Answer::StaleEpoch => (
                 undo,
                 Next::Over,
-                "its participant has seen a later epoch (SEM0405)".to_owned(),
+                "its participant has seen a later epoch (SEM0505)".to_owned(),
             ),
             Answer::BarrierLost => (
                 undo,
                 Next::Over,
-                "its participant has lost the barrier row of an action that happened (SEM0406)".to_owned(),
+                "its participant has lost the barrier row of an action that happened (SEM0506)".to_owned(),
             ),
             Answer::Succeeded(_) | Answer::TooLarge => (undo, Next::Over, String::new()),
         };

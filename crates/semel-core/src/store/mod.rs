@@ -3,6 +3,7 @@
 mod inbox;
 mod keys;
 mod outbox;
+mod saga;
 mod sink;
 
 pub use inbox::{InboxStore, PARKED_REASON_BYTES_MAX, Parked};
@@ -11,6 +12,10 @@ pub use outbox::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, CursorSave, Exception, ExceptionKind, Guarded, Opening,
     OutboxStore, Page, PageRow, PageSize, SHARDS_MAX, ShardBacklog, StoredException, check_stream,
     other_shards,
+};
+pub use saga::{
+    ClaimDue, ClaimedSagas, ClaimedStart, Ownership, PendingRequest, RenewReply, RequestReply, SagaLookup,
+    SagaRecord, SagaRequest, SagaStore, SagaSummary, Save, SaveReply, SaveState, Submission, SubmitReply,
 };
 pub use sink::{OutboxRow, SINK_ERROR_BYTES_MAX, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder};
 

@@ -5,3 +5,5 @@ pub(crate) mod key_rows;
 mod keys;
 mod outbox;
 mod outbox_rows;
+mod saga;
+mod saga_rows;

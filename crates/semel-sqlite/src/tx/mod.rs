@@ -2,9 +2,11 @@
 //!
 //! Begin with [`Sqlite::begin`](crate::Sqlite::begin), so that the transaction is a writer from its start.
 
+mod barrier;
 mod inbox;
 mod outbox;
 
+pub use barrier::{Barrier, PendingBarrier, barrier};
 pub use inbox::{InboxTx, mark_many};
 pub(crate) use inbox::{hex_array, mark_many_at};
 pub use outbox::{enqueue, enqueue_many};
