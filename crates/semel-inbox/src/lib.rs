@@ -3,6 +3,9 @@
 //! [`receive`] takes a webhook [`Delivery`] once: it marks the delivery's id and runs your handler in one transaction
 //! of your own database, so that a crash leaves both or neither, and answers a redelivery without running it again.
 //!
+//! [`settle_batch`] takes a batch of a log's [`Message`]s once, with its positions; a broker's consumer (such as
+//! `semel_kafka::Consumer`) drives it.
+//!
 //! The crate depends on no database: `Sqlite` and `Postgres` implement
 //! [`InboxStore`](semel_core::store::InboxStore), and handlers get the backend's own transaction.
 //!
@@ -30,11 +33,15 @@
 mod answer;
 #[cfg(feature = "axum")]
 mod axum;
+mod batch;
 mod delivery;
+mod message;
 mod receive;
 
 #[cfg(feature = "axum")]
 pub use crate::axum::DeliveryLimits;
 pub use answer::{problem, receive_error_answer};
+pub use batch::{BatchOptions, redrive, settle_batch};
 pub use delivery::{Delivery, DeliveryError};
+pub use message::{Handler, Message};
 pub use receive::{HandlerError, ReceiveError, ReceiveOptions, Received, receive, receive_with};

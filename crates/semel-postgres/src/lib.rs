@@ -26,3 +26,4 @@ pub use config::Config;
 pub use db::Postgres;
 pub use error::{autocommit_failed, classify, commit_failed};
 pub use migrate::{SCHEMA_VERSION, script};
+pub use tx::InboxTx;

@@ -30,3 +30,4 @@ pub use config::Config;
 pub use db::Sqlite;
 pub use error::{classify, commit_failed};
 pub use migrate::{SCHEMA_VERSION, script};
+pub use tx::InboxTx;

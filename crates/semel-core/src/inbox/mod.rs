@@ -2,7 +2,7 @@
 //!
 //! A consumer writes a *mark* for each message id and, for a log such as Kafka, the *position* up to which it has
 //! read; both commit in the transaction that holds the business rows. [`mark`] says which ids of a batch are new,
-//! [`position`] who may move a position, and `run` how one batch becomes one transaction, with bad messages set
+//! [`position`] who may move a position, and [`run`] how one batch becomes one transaction, with bad messages set
 //! aside. All are pure; a store carries out what they say (see [`InboxStore`](crate::store::InboxStore)).
 //!
 //! # Guarantees
@@ -19,6 +19,8 @@
 pub mod headers;
 pub mod mark;
 pub mod position;
+pub mod run;
 
 pub use mark::{Mark, MarkPlan};
 pub use position::{AdvancePosition, AssignPosition, Position, PositionKey};
+pub use run::Poison;

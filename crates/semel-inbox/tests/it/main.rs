@@ -1,5 +1,6 @@
 //! The one integration test binary of this crate.
 #![allow(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
+mod batch;
 mod crash;
 mod webhook;
