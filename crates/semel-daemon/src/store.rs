@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use semel_core::store::SagaStore;
 use semel_core::{ErrorKind, KeyStore, StoreError};
 #[cfg(feature = "postgres")]
 use semel_postgres::Postgres;
@@ -106,6 +107,15 @@ impl Store {
             Self::Sqlite(db) => Arc::new(db.clone()),
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => Arc::new(db.clone()),
+        }
+    }
+
+    /// Its sagas.
+    pub(crate) fn sagas(&self) -> Option<Arc<dyn SagaStore>> {
+        match self {
+            Self::Sqlite(db) => Some(Arc::new(db.clone())),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => None,
         }
     }
 

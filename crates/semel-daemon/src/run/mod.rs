@@ -15,6 +15,7 @@ mod listen;
 mod log;
 mod metrics;
 mod problem;
+mod sagas;
 mod server;
 mod signals;
 mod stores;
@@ -104,7 +105,11 @@ async fn serve(config: Config) -> Exit {
         gateway.start(&context);
     }
     tracing::info!(address = %server.address(), version = env!("CARGO_PKG_VERSION"), "semel listens");
-    server::start(server, &config.server, &context);
+    let api = config.saga.as_ref().map(|saga| {
+        let store = stores.handle(&saga.store);
+        sagas::routes(saga, &config.server, store, &context)
+    });
+    server::start(server, &config.server, api, &context);
 
     context.stop.cancelled().await;
     tracing::info!("stopping");

@@ -16,10 +16,10 @@ pub(crate) struct Problem {
     title: &'static str,
     status: u16,
     /// What happened this time, and what to do.
-    detail: String,
+    detail: Box<str>,
     /// Single mistakes, where there are several.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    errors: Vec<String>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    errors: Box<[String]>,
     /// The page under `docs/errors/` that explains it.
     #[serde(skip_serializing_if = "Option::is_none")]
     code: Option<&'static str>,
@@ -38,13 +38,13 @@ macro_rules! kind {
 }
 
 impl Problem {
-    fn new(status: StatusCode, kind: &'static str, title: &'static str, detail: impl Into<String>) -> Self {
+    fn new(status: StatusCode, kind: &'static str, title: &'static str, detail: impl Into<Box<str>>) -> Self {
         Self {
             kind,
             title,
             status: status.as_u16(),
             detail: detail.into(),
-            errors: Vec::new(),
+            errors: Box::default(),
             code: None,
             outcome: None,
             retry_after_s: None,
@@ -52,7 +52,7 @@ impl Problem {
     }
 
     /// The request cannot be read.
-    pub(crate) fn bad_request(detail: impl Into<String>) -> Self {
+    pub(crate) fn bad_request(detail: impl Into<Box<str>>) -> Self {
         Self::new(
             StatusCode::BAD_REQUEST,
             kind!("bad-request"),
@@ -62,7 +62,7 @@ impl Problem {
     }
 
     /// There is no such thing.
-    pub(crate) fn not_found(detail: impl Into<String>) -> Self {
+    pub(crate) fn not_found(detail: impl Into<Box<str>>) -> Self {
         Self::new(StatusCode::NOT_FOUND, kind!("not-found"), "Not found", detail)
     }
 
@@ -78,12 +78,12 @@ impl Problem {
     }
 
     /// The request comes from where it must not.
-    pub(crate) fn forbidden(detail: impl Into<String>) -> Self {
+    pub(crate) fn forbidden(detail: impl Into<Box<str>>) -> Self {
         Self::new(StatusCode::FORBIDDEN, kind!("forbidden"), "Not from here", detail)
     }
 
     /// The body is larger than allowed.
-    pub(crate) fn too_large(detail: impl Into<String>) -> Self {
+    pub(crate) fn too_large(detail: impl Into<Box<str>>) -> Self {
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             kind!("request-too-large"),
@@ -99,7 +99,7 @@ impl Problem {
             errors.len()
         );
         Self {
-            errors,
+            errors: errors.into(),
             ..Self::new(
                 StatusCode::BAD_REQUEST,
                 kind!("saga-definition"),
@@ -167,7 +167,7 @@ impl Problem {
     }
 
     /// A mistake in semel.
-    pub(crate) fn internal(detail: impl Into<String>) -> Self {
+    pub(crate) fn internal(detail: impl Into<Box<str>>) -> Self {
         Self::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             kind!("internal"),
@@ -177,7 +177,7 @@ impl Problem {
     }
 
     /// It cannot be done now; the same request may work later.
-    pub(crate) fn unavailable(detail: impl Into<String>) -> Self {
+    pub(crate) fn unavailable(detail: impl Into<Box<str>>) -> Self {
         Self {
             retry_after_s: Some(1),
             ..Self::new(

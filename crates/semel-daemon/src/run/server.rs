@@ -24,7 +24,7 @@ struct Shared {
 }
 
 /// Serves until the daemon stops.
-pub(crate) fn start(bound: Bound, config: &ServerConfig, context: &Arc<Context>) {
+pub(crate) fn start(bound: Bound, config: &ServerConfig, sagas: Option<Router>, context: &Arc<Context>) {
     context.metrics.watch_health(&context.health);
     let shared = Shared {
         context: Arc::clone(context),
@@ -37,7 +37,8 @@ pub(crate) fn start(bound: Bound, config: &ServerConfig, context: &Arc<Context>)
         .fallback(|| async {
             Problem::not_found("there are /healthz, /readyz, /metrics and, where [saga] is on, /sagas")
         })
-        .with_state(shared);
+        .with_state(shared)
+        .merge(sagas.unwrap_or_default());
     let serving = bound.serve(router, Arc::clone(context));
     context.tasks.spawn(serving);
 }

@@ -102,6 +102,10 @@ impl Daemon {
         self.send(Method::GET, path, "").await.unwrap()
     }
 
+    pub(crate) async fn post(&self, path: &str, body: serde_json::Value) -> Response<Bytes> {
+        self.send(Method::POST, path, &body.to_string()).await.unwrap()
+    }
+
     pub(crate) async fn send(
         &self,
         method: Method,

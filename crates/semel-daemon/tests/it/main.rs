@@ -10,5 +10,6 @@ mod daemon;
 mod demo;
 mod migrate;
 mod mistakes;
+mod saga_api;
 mod stop;
 mod stores;
