@@ -23,15 +23,18 @@
 //! Fingerprints of another version than the claim's are a mismatch; recomputing in the record's version (rule K13)
 //! comes with the second version.
 
+pub mod once;
 mod record;
 mod request;
 pub mod row;
 pub mod step;
 
+pub use once::Once;
 pub use record::{
     Lease, Nonce, OwnerLost, REMOVE_GRACE_MS, Record, State, SweepReport, Swept, Token, WITHDRAWN_MS,
     WITHDRAWN_NONCES_MAX, Withdrawn,
 };
 pub use request::{
-    Claim, ClaimReply, Completion, Extension, Keep, LeaseReply, Release, Settlement, Verdict, succeeded,
+    Claim, ClaimReply, Completion, Extension, Keep, LeaseReply, Release, Settlement, Verdict, check_outcome,
+    succeeded,
 };

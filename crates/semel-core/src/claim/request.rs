@@ -231,7 +231,11 @@ fn check_lease(lease_ms: i64) -> Result<(), LimitExceeded> {
     limits::check("lease", "ms", actual, 1, max, "choose lease_ms within the limit")
 }
 
-fn check_outcome(outcome: &StoredOutcome) -> Result<(), LimitExceeded> {
+/// Refuses an outcome over [`limits::OUTCOME_BYTES_MAX`].
+///
+/// # Errors
+/// [`LimitExceeded`].
+pub fn check_outcome(outcome: &StoredOutcome) -> Result<(), LimitExceeded> {
     let actual = outcome.bytes().len() as u64;
     let max = limits::OUTCOME_BYTES_MAX as u64;
     let help = "store StoredOutcome::Forgotten and keep the bytes elsewhere";

@@ -3,4 +3,4 @@
 mod inbox;
 pub(crate) mod key_batch;
 pub(crate) mod key_rows;
-mod keys;
+pub(crate) mod keys;

@@ -1,6 +1,10 @@
 //! What runs inside your own transaction: marks and events that commit with your rows, or not at all.
 
 mod inbox;
+mod keys;
+mod transact;
 
 pub(crate) use inbox::mark_many_ms;
 pub use inbox::{InboxTx, mark_many};
+pub use keys::{Once, OnceOptions, Pending, once};
+pub use transact::{REPEAT, TxError, TxFuture, transact};

@@ -3,3 +3,4 @@
 
 mod inbox;
 mod keys;
+mod schema;

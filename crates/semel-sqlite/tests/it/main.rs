@@ -8,3 +8,4 @@
 mod inbox;
 mod keys;
 mod outbox;
+mod schema;

@@ -1,11 +1,17 @@
 //! Keys.
 
 mod laws;
+mod once;
+mod transact;
+mod trouble;
 
 use std::sync::{Arc, Mutex};
 
+use semel_core::claim::{Claim, Nonce, OwnerLost};
+use semel_core::host::random_16;
+use semel_core::{Fingerprint, Key, Scope};
 use semel_postgres::{Config, Postgres};
-use semel_testkit::laws::keys::World;
+use semel_testkit::laws::keys::{LEASE_MS, World};
 use semel_testkit::servers::postgres;
 
 /// Every time of every key, moved into the past.
@@ -58,4 +64,23 @@ pub(crate) async fn world() -> World {
         let (db, _kept_while_the_world_is) = (db.clone(), Arc::clone(&lent));
         async move { age_ms(&db, ms).await }
     })
+}
+
+/// A request that nobody has made before.
+pub(crate) fn request() -> Claim {
+    Claim {
+        key: Key::new(Scope::new("tests").unwrap(), random_16()).unwrap(),
+        fingerprint: Fingerprint::of(b"what was asked"),
+        nonce: Nonce::random(),
+        owner_lost: OwnerLost::Hold,
+        lease_ms: LEASE_MS,
+    }
+}
+
+/// Such a request whose operation may be run again.
+pub(crate) fn rerun_request() -> Claim {
+    Claim {
+        owner_lost: OwnerLost::Rerun,
+        ..request()
+    }
 }

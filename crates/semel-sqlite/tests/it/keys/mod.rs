@@ -1,12 +1,17 @@
 //! Keys.
 
 mod laws;
+mod once;
+mod trouble;
 
 use std::sync::Arc;
 
+use semel_core::claim::{Claim, Nonce, OwnerLost};
+use semel_core::host::random_16;
+use semel_core::{Fingerprint, Key, Scope};
 use semel_sqlite::{Config, Sqlite};
 use semel_testkit::clock::ManualClock;
-use semel_testkit::laws::keys::World;
+use semel_testkit::laws::keys::{LEASE_MS, World};
 use tempfile::TempDir;
 
 /// A store in a file of its own, and the clock that it reads.
@@ -34,4 +39,23 @@ pub(crate) async fn world() -> World {
         let _kept_while_the_world_is = Arc::clone(&dir);
         std::future::ready(())
     })
+}
+
+/// A request that nobody has made before.
+pub(crate) fn request() -> Claim {
+    Claim {
+        key: Key::new(Scope::new("tests").unwrap(), random_16()).unwrap(),
+        fingerprint: Fingerprint::of(b"what was asked"),
+        nonce: Nonce::random(),
+        owner_lost: OwnerLost::Hold,
+        lease_ms: LEASE_MS,
+    }
+}
+
+/// Such a request whose operation may be run again.
+pub(crate) fn rerun_request() -> Claim {
+    Claim {
+        owner_lost: OwnerLost::Rerun,
+        ..request()
+    }
 }

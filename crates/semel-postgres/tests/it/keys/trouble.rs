@@ -1,0 +1,176 @@
+//! Lost replies, held rows and two processes at once.
+
+use std::time::Duration;
+
+use semel_core::claim::{Claim, ClaimReply, Completion, LeaseReply, succeeded};
+use semel_core::{ErrorKind, Fingerprint, KeyStore, KeyStoreExt, Retry};
+use semel_postgres::tx::{Once, OnceOptions, once};
+use semel_postgres::{Config, Postgres};
+use semel_testkit::laws::keys::{KEEP, duplicate, is_ok};
+use semel_testkit::proxy::Proxy;
+
+use super::{Lent, request};
+
+/// Rules K2 and K3 end to end: the reply is lost on the wire, the call is unknown, and repeating it is safe.
+#[tokio::test]
+async fn lost_replies_of_claim_and_complete_are_asked_for_again() {
+    let (lent, direct) = Lent::take().await;
+    let url = &lent.url;
+    let port: u16 = url
+        .rsplit_once('/')
+        .unwrap()
+        .0
+        .rsplit_once(':')
+        .unwrap()
+        .1
+        .parse()
+        .unwrap();
+    let proxy = Proxy::to_port(port).await.unwrap();
+    let url = url.replace(&format!(":{port}/"), &format!(":{}/", proxy.port()));
+    let db = Postgres::connect(Config::new(url)).await.unwrap();
+    let claim = request();
+
+    proxy.drop_reply_to(&claim.nonce.0);
+    let lost = db.claim(&claim).await.unwrap_err();
+    assert_eq!(
+        (lost.kind(), lost.retry()),
+        (ErrorKind::ReplyLost, Retry::OutcomeUnknown)
+    );
+    let held = direct
+        .read(&claim.key)
+        .await
+        .unwrap()
+        .and_then(|record| record.lease());
+    let ClaimReply::Granted { lease, .. } = db.claim(&claim).await.unwrap() else {
+        panic!("not granted")
+    };
+    assert_eq!(Some(lease), held, "the same token as the first time");
+
+    let done = Completion {
+        key: claim.key.clone(),
+        lease,
+        outcome: succeeded("charged"),
+        keep: KEEP,
+    };
+    proxy.drop_reply_to(b"charged");
+    assert_eq!(db.complete(&done).await.unwrap_err().kind(), ErrorKind::ReplyLost);
+    assert!(is_ok(db.complete(&done).await.unwrap()));
+    assert_eq!(proxy.hits(), 2, "two replies were dropped");
+}
+
+/// A key that somebody's open transaction runs: its neighbours in the batch are not held up for long.
+#[tokio::test]
+async fn row_held_by_a_transaction_does_not_fail_the_batch() {
+    let (lent, direct) = Lent::take().await;
+    let mut config = Config::new(&lent.url);
+    config.lock_wait = Duration::from_millis(50);
+    let db = Postgres::connect(config).await.unwrap();
+    let claims: Vec<Claim> = (0..5).map(|_| request()).collect();
+    let mut tx = direct.begin().await.unwrap();
+    let asked = Fingerprint::of(b"what was asked");
+    let first = once(&mut tx, &claims[2].key, asked, OnceOptions::default())
+        .await
+        .unwrap();
+    assert!(matches!(first, Once::First(_)));
+
+    for (n, reply) in db.claim_many(&claims).await.into_iter().enumerate() {
+        match reply.unwrap() {
+            ClaimReply::Granted { .. } => assert_ne!(n, 2),
+            ClaimReply::Busy { .. } => assert_eq!(n, 2),
+            other => panic!("{other:?}"),
+        }
+    }
+    tx.rollback().await.unwrap();
+    assert!(matches!(
+        db.claim(&claims[2]).await.unwrap(),
+        ClaimReply::Granted { .. }
+    ));
+}
+
+/// Replays and duplicates of running keys lock nothing: they are answered while the row is locked by somebody.
+#[tokio::test]
+async fn what_is_done_is_replayed_without_a_lock() {
+    let (_lent, db) = Lent::take().await;
+    let claim = request();
+    let ClaimReply::Granted { lease, .. } = db.claim(&claim).await.unwrap() else {
+        panic!("not granted")
+    };
+    let mut tx = db.begin().await.unwrap();
+    let lock = "SELECT FROM semel.key WHERE scope = $1 AND id = $2 FOR UPDATE";
+    let lock = sqlx::query(lock)
+        .bind(claim.key.scope().as_bytes())
+        .bind(claim.key.id());
+    lock.execute(&mut *tx).await.unwrap();
+    assert!(matches!(
+        db.claim(&duplicate(&claim)).await.unwrap(),
+        ClaimReply::Busy {
+            lease_left_ms: 10_000..
+        }
+    ));
+    tx.rollback().await.unwrap();
+
+    let done = Completion {
+        key: claim.key.clone(),
+        lease,
+        outcome: succeeded("done"),
+        keep: KEEP,
+    };
+    assert!(is_ok(db.complete(&done).await.unwrap()));
+    let before: String = version(&db, &claim).await;
+    for _ in 0..3 {
+        assert!(matches!(
+            db.claim(&duplicate(&claim)).await.unwrap(),
+            ClaimReply::Done { .. }
+        ));
+        assert!(is_ok(db.complete(&done).await.unwrap()));
+    }
+    assert_eq!(version(&db, &claim).await, before, "no new row version, no lock");
+}
+
+async fn version(db: &Postgres, claim: &Claim) -> String {
+    let row = "SELECT concat(ctid, ' ', xmin, ' ', xmax) FROM semel.key WHERE scope = $1 AND id = $2";
+    let row = sqlx::query_scalar(row)
+        .bind(claim.key.scope().as_bytes())
+        .bind(claim.key.id());
+    row.fetch_one(db.pool()).await.unwrap()
+}
+
+/// Two pools, as of two processes, 32 tasks each claim, complete and replay: every key has one owner and one outcome.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_pools_grant_each_key_once() {
+    let (lent, one) = Lent::take().await;
+    let two = Postgres::connect(Config::new(&lent.url)).await.unwrap();
+    // Batches that overlap in different orders.
+    let keys: Vec<Claim> = (0..50).map(|_| request()).collect();
+    let tasks: Vec<_> = (0..32)
+        .map(|n| {
+            let db = if n % 2 == 0 { one.clone() } else { two.clone() };
+            let mut claims: Vec<Claim> = keys.iter().map(duplicate).collect();
+            if n % 3 == 0 {
+                claims.reverse();
+            }
+            tokio::spawn(async move {
+                let mut done = Vec::new();
+                for (claim, reply) in claims.iter().zip(db.claim_many(&claims).await) {
+                    if let ClaimReply::Granted { lease, .. } = reply.unwrap() {
+                        done.push(Completion {
+                            key: claim.key.clone(),
+                            lease,
+                            outcome: succeeded(n.to_string()),
+                            keep: KEEP,
+                        });
+                    }
+                }
+                for reply in db.complete_many(&done).await {
+                    assert!(matches!(reply.unwrap(), LeaseReply::Ok(_)));
+                }
+                done.len()
+            })
+        })
+        .collect();
+    let mut granted = 0;
+    for task in tasks {
+        granted += task.await.unwrap();
+    }
+    assert_eq!(granted, keys.len());
+}

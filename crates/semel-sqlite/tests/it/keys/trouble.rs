@@ -1,0 +1,72 @@
+//! Two processes at once, and readers beside a writer.
+
+use semel_core::claim::{Claim, ClaimReply, Completion, LeaseReply, succeeded};
+use semel_core::{KeyStore, KeyStoreExt};
+use semel_testkit::laws::keys::{KEEP, duplicate};
+
+use super::{open, request, store};
+
+/// Two openings of the file, as of two processes, 32 tasks each claim and complete: every key has one owner.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_processes_grant_each_key_once() {
+    let (one, clock, dir) = store().await;
+    let two = open(&dir, clock).await;
+    let keys: Vec<Claim> = (0..50).map(|_| request()).collect();
+    let tasks: Vec<_> = (0..32)
+        .map(|n| {
+            let db = if n % 2 == 0 { one.clone() } else { two.clone() };
+            let mut claims: Vec<Claim> = keys.iter().map(duplicate).collect();
+            if n % 3 == 0 {
+                claims.reverse();
+            }
+            tokio::spawn(async move {
+                let mut done = Vec::new();
+                for (claim, reply) in claims.iter().zip(db.claim_many(&claims).await) {
+                    if let ClaimReply::Granted { lease, .. } = reply.unwrap() {
+                        done.push(Completion {
+                            key: claim.key.clone(),
+                            lease,
+                            outcome: succeeded(n.to_string()),
+                            keep: KEEP,
+                        });
+                    }
+                }
+                for reply in db.complete_many(&done).await {
+                    assert!(matches!(reply.unwrap(), LeaseReply::Ok(_)));
+                }
+                done.len()
+            })
+        })
+        .collect();
+    let mut granted = 0;
+    for task in tasks {
+        granted += task.await.unwrap();
+    }
+    assert_eq!(granted, keys.len());
+}
+
+/// What needs no write does not wait for a writer.
+#[tokio::test]
+async fn what_is_done_is_replayed_while_somebody_writes() {
+    let (db, _clock, _dir) = store().await;
+    let (done, running) = (request(), request());
+    for claim in [&done, &running] {
+        let ClaimReply::Granted { lease, .. } = db.claim(claim).await.unwrap() else {
+            panic!("not granted")
+        };
+        if claim == &done {
+            let done = Completion {
+                key: claim.key.clone(),
+                lease,
+                outcome: succeeded("done"),
+                keep: KEEP,
+            };
+            db.complete(&done).await.unwrap();
+        }
+    }
+    let writes = db.begin().await.unwrap();
+    let replies = db.claim_many(&[duplicate(&done), duplicate(&running)]).await;
+    assert!(matches!(replies[0], Ok(ClaimReply::Done { .. })));
+    assert!(matches!(replies[1], Ok(ClaimReply::Busy { .. })));
+    writes.rollback().await.unwrap();
+}
