@@ -149,3 +149,22 @@ impl HttpBody for Body {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The owned task was stopped: what came so far must not look whole.
+    #[tokio::test]
+    async fn a_channel_that_closes_without_an_end_is_a_broken_body() {
+        for whole in [true, false] {
+            let (sender, rest) = mpsc::channel(2);
+            let body = Body::pumped(VecDeque::from([Frame::data(Bytes::from_static(b"a"))]), rest);
+            if whole {
+                assert!(sender.send(Pumping::End).await.is_ok());
+            }
+            drop(sender);
+            assert_eq!(body.collect().await.is_ok(), whole);
+        }
+    }
+}

@@ -203,7 +203,10 @@ impl ProblemKind {
 }
 
 /// One problem, on its way to becoming a response.
-#[derive(Debug, Clone)]
+///
+/// It is an error too: a handler's body that fails with one is answered with it, where nothing was sent yet.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{code}: {detail}", code = .kind.code())]
 pub struct Problem {
     kind: ProblemKind,
     detail: String,

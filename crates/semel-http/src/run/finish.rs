@@ -11,12 +11,12 @@ use semel_core::{
     crash_point, limits,
 };
 
-use super::produce::Produced;
+use super::produce::{Broken, Produced};
 use super::renew::Stopped;
 use super::{Owned, Turn, TurnSender, keep, replay};
 use crate::body::Body;
 use crate::policy::{Ending, KeepFor, OutcomeWord};
-use crate::problem::ProblemKind;
+use crate::problem::{Problem, ProblemKind};
 use crate::shared::Shared;
 
 /// What storing an outcome came to.
@@ -91,13 +91,19 @@ pub(super) async fn finish<S, E>(
         }
         Ok(Produced::Failed(error)) => send(Err(error)),
         Ok(Produced::Broken(why, pump)) => {
-            tracing::error!(key = %owned.key, why, "a run ended without a whole answer; the key is unknown");
+            tracing::error!(key = %owned.key, %why, "a run ended without a whole answer; the key is unknown");
             if let Some(pump) = pump {
-                pump.break_off(&why).await;
+                pump.break_off(&why.to_string()).await;
             }
+            let answer = match &why {
+                Broken::Body(error) => problem_in(&**error).map(|problem| shared.answer(problem)),
+                Broken::Panic(_) | Broken::NobodyReads => None,
+            };
             let detail = "the service failed before it gave a whole answer; the request may have been done and is \
                           not run again in silence";
-            send(Ok(shared.problem(ProblemKind::HandlerFailed, detail)));
+            send(Ok(answer.unwrap_or_else(|| {
+                shared.problem(ProblemKind::HandlerFailed, detail)
+            })));
         }
         Err(Stopped) => {
             let answer = what_the_record_says(shared, owned).await;
@@ -250,4 +256,9 @@ async fn what_the_record_says(shared: &Shared, owned: &Owned) -> Response<Body> 
         Ok(Ok(record)) => replay::record(shared, owned, record),
         Ok(Err(_)) | Err(_) => shared.unknown(&owned.key),
     }
+}
+
+/// The problem that a body failed with, however it was wrapped on its way here.
+fn problem_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Problem> {
+    std::iter::successors(Some(error), |error| error.source()).find_map(|error| error.downcast_ref())
 }

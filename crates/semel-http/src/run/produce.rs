@@ -1,6 +1,7 @@
 //! Calling the handler and taking its answer: whole where it fits, streamed where it does not.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,8 +34,25 @@ pub(super) enum Produced<E> {
     Unstored(Response<Body>, Ending),
     /// The service failed, without an answer.
     Failed(E),
-    /// It panicked or its body broke; when `Some`, a part was sent already.
-    Broken(String, Option<Pump>),
+    /// It panicked or its body broke; with a pump, a part was sent already.
+    Broken(Broken, Option<Pump>),
+}
+
+/// Why there is no whole answer.
+pub(super) enum Broken {
+    Panic(String),
+    Body(BoxError),
+    NobodyReads,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Panic(text) => write!(f, "the handler panicked: {text}"),
+            Self::Body(error) => write!(f, "the answer's body broke off: {error}"),
+            Self::NobodyReads => f.write_str("nobody reads the stream, and run_ms_max has passed"),
+        }
+    }
 }
 
 /// The open end of a streamed answer.
@@ -66,7 +84,7 @@ where
     let response = match catch(call).await {
         Ok(Ok(response)) => response,
         Ok(Err(error)) => return Produced::Failed(error),
-        Err(panic) => return Produced::Broken(format!("the handler panicked: {panic}"), None),
+        Err(panic) => return Produced::Broken(Broken::Panic(panic), None),
     };
     let said = response.extensions().get::<Disposition>().copied();
     let ending = shared
@@ -105,9 +123,9 @@ where
                     }
                 },
                 Ok(Some(Err(error))) => {
-                    return Produced::Broken(format!("the answer's body broke off: {}", error), None);
+                    return Produced::Broken(Broken::Body(error), None);
                 }
-                Err(panic) => return Produced::Broken(format!("the answer's body panicked: {panic}"), None),
+                Err(panic) => return Produced::Broken(Broken::Panic(panic), None),
             }
         }
         if !bytes.is_empty() {
@@ -136,17 +154,14 @@ where
                 let nobody_reads = pump.0.send(Pumping::Frame(frame)).await.is_err();
                 let ran = SystemClock.monotonic().saturating_sub(began);
                 if nobody_reads && ran.as_millis() > u128::from(shared.config.run_ms_max) {
-                    return Produced::Broken(
-                        "nobody reads the stream and run_ms_max has passed".to_owned(),
-                        None,
-                    );
+                    return Produced::Broken(Broken::NobodyReads, None);
                 }
             }
             Ok(Some(Err(error))) => {
-                return Produced::Broken(format!("the answer's body broke off: {}", error), Some(pump));
+                return Produced::Broken(Broken::Body(error), Some(pump));
             }
             Err(panic) => {
-                return Produced::Broken(format!("the answer's body panicked: {panic}"), Some(pump));
+                return Produced::Broken(Broken::Panic(panic), Some(pump));
             }
         }
     }

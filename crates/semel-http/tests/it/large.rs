@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Body as HttpBody, Frame};
 use http_body_util::BodyExt;
-use semel_http::{Body, Disposition};
+use semel_http::{Body, Disposition, Problem, ProblemKind};
 use tower::ServiceExt;
 
 use super::support::*;
@@ -21,6 +21,7 @@ on_each_store![
     an_event_stream_is_sent_on_and_its_retry_is_told_not_kept,
     trailers_reach_the_first_caller_and_the_answer_is_not_kept,
     a_stream_that_breaks_is_unknown_and_never_looks_whole,
+    a_body_that_breaks_with_a_problem_is_answered_with_it,
     a_refusal_too_large_to_keep_is_still_a_refusal,
     a_client_that_leaves_a_stream_does_not_stop_it,
 ];
@@ -190,6 +191,37 @@ async fn a_refusal_too_large_to_keep_is_still_a_refusal(world: World) {
         (409, "refused", true)
     );
     assert_eq!(runs.count(), 1);
+}
+
+/// A gateway's body says by its error what to answer.
+async fn a_body_that_breaks_with_a_problem_is_answered_with_it(world: World) {
+    struct Broken(bool);
+    impl HttpBody for Broken {
+        type Data = Bytes;
+        type Error = Problem;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Problem>>> {
+            let first = !std::mem::replace(&mut self.0, true);
+            let problem = || Problem::new(ProblemKind::UpstreamBroken, "cut");
+            Poll::Ready(Some(if first {
+                Ok(Frame::data(Bytes::from_static(b"{")))
+            } else {
+                Err(problem())
+            }))
+        }
+    }
+    let runs = Runs::default();
+    let app = app(&world.layer(), &runs, |_| async {
+        Response::new(Body::new(Broken(false)))
+    });
+    let first = send(&app, post("a")).await;
+    assert_eq!(
+        (first.status, first.code().as_str(), first.outcome()),
+        (502, "SEM0422", "unknown")
+    );
 }
 
 /// The stream may be the work itself.
