@@ -154,7 +154,8 @@ fn names_and_addresses_are_unique() {
     let shown = mistakes(&format!("[store]\nurl = \"sqlite:s.db\"\n{relay}{relay}"));
     assert!(shown.contains("7:8: two [[relay]] are called `r`"), "{shown}");
 
-    let gateway = "[[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:7081\"\nupstream = \"http://x\"\n";
+    let gateway =
+        "[[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:7081\"\nupstream = \"http://x\"\nanonymous = true\n";
     let server = "[server]\nlisten = \"127.0.0.1:7081\"\n[store]\nurl = \"sqlite:s.db\"\n";
     let shown = mistakes(&format!("{server}{gateway}"));
     assert!(

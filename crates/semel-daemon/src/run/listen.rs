@@ -6,12 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::ConnectInfo;
+use http::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tower::ServiceExt as _;
 
 use super::Context;
 
@@ -86,7 +90,9 @@ impl Bound {
                 () = context.stop.cancelled() => break,
                 accepted = accept(&self.listener, &places) => accepted,
             };
-            let Some((stream, place)) = accepted else { continue };
+            let Some((stream, peer, place)) = accepted else {
+                continue;
+            };
             let mut server = auto::Builder::new(TokioExecutor::new());
             server
                 .http1()
@@ -96,7 +102,11 @@ impl Bound {
                 .http2()
                 .timer(TokioTimer::new())
                 .max_concurrent_streams(100);
-            let service = TowerToHyperService::new(router.clone());
+            let router = router.clone();
+            let service = service_fn(move |mut request: Request<Incoming>| {
+                request.extensions_mut().insert(ConnectInfo(peer));
+                router.clone().oneshot(request)
+            });
             let connection = server
                 .serve_connection(TokioIo::new(stream), service)
                 .into_owned();
@@ -117,13 +127,13 @@ impl Bound {
 async fn accept(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
-) -> Option<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+) -> Option<(TcpStream, SocketAddr, tokio::sync::OwnedSemaphorePermit)> {
     let place = Arc::clone(places).acquire_owned().await.ok()?;
     match listener.accept().await {
-        Ok((stream, _)) => {
+        Ok((stream, peer)) => {
             // Small answers should not wait for each other; a socket that cannot do that still works.
             let _ = stream.set_nodelay(true);
-            Some((stream, place))
+            Some((stream, peer, place))
         }
         Err(error) => {
             // Out of file descriptors, mostly: going on at once would only spin.

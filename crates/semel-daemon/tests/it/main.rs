@@ -8,6 +8,7 @@
 mod check;
 mod daemon;
 mod demo;
+mod gateway;
 mod migrate;
 mod mistakes;
 mod saga_api;

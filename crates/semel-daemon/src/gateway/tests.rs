@@ -1,0 +1,116 @@
+//! The gateway over real sockets to an upstream, and the in-memory model of keys.
+
+mod ambiguous;
+mod configuration;
+mod passing;
+mod upstream;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::extract::ConnectInfo;
+use bytes::Bytes;
+use http::{HeaderMap, Request};
+use http_body_util::BodyExt as _;
+use semel_core::model::MemoryKeys;
+use semel_testkit::clock::ManualClock;
+use tower::ServiceExt as _;
+
+use super::{GatewayConfig, Service, service};
+
+/// A gateway and the clock of its keys.
+struct World {
+    gateway: Service,
+    clock: Arc<ManualClock>,
+}
+
+/// A whole answer.
+#[derive(Debug)]
+struct Answer {
+    status: u16,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Answer {
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    fn outcome(&self) -> &str {
+        self.header("semel-outcome").unwrap_or("none")
+    }
+
+    fn replayed(&self) -> bool {
+        self.header("idempotent-replayed") == Some("true")
+    }
+
+    fn code(&self) -> String {
+        let problem: serde_json::Value = serde_json::from_slice(&self.body).unwrap_or_default();
+        problem["code"].as_str().unwrap_or("none").to_owned()
+    }
+}
+
+/// The configuration of one gateway with these lines.
+fn config(upstream: SocketAddr, lines: &str) -> GatewayConfig {
+    let text = format!(
+        "[store]\nurl = \"sqlite:s.db\"\n[[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:0\"\n\
+         upstream = \"http://{upstream}\"\n{lines}\n"
+    );
+    let config = crate::config::parse(Path::new("semel.toml"), &text, &|_| None);
+    config
+        .unwrap_or_else(|report| panic!("{report}"))
+        .gateways
+        .remove(0)
+}
+
+impl World {
+    /// In front of this address, anonymous, with these lines.
+    fn new(upstream: SocketAddr, lines: &str) -> Self {
+        Self::with(upstream, &format!("anonymous = true\n{lines}"))
+    }
+
+    fn with(upstream: SocketAddr, lines: &str) -> Self {
+        let clock = Arc::new(ManualClock::default());
+        let keys = Arc::new(MemoryKeys::new(clock.clone()));
+        let gateway = service(&config(upstream, lines), keys).unwrap_or_else(|why| panic!("{why}"));
+        Self { gateway, clock }
+    }
+
+    async fn send(&self, request: Request<axum::body::Body>) -> Answer {
+        let (parts, body) = self
+            .gateway
+            .router
+            .clone()
+            .oneshot(request)
+            .await
+            .unwrap()
+            .into_parts();
+        Answer {
+            status: parts.status.as_u16(),
+            headers: parts.headers,
+            body: body.collect().await.unwrap().to_bytes(),
+        }
+    }
+
+    fn leases_end(&self) {
+        self.clock.advance_ms(30_001);
+    }
+}
+
+/// `POST /orders` with this key, from 10.0.0.2.
+fn post(key: &str) -> Request<axum::body::Body> {
+    request("POST", "/orders", key)
+}
+
+fn request(method: &str, target: &str, key: &str) -> Request<axum::body::Body> {
+    let request = Request::builder()
+        .method(method)
+        .uri(target)
+        .header("host", "shop.example")
+        .header("content-type", "application/json")
+        .header("idempotency-key", key)
+        .extension(ConnectInfo(SocketAddr::from(([10, 0, 0, 2], 5_000))));
+    request.body(axum::body::Body::from("{}")).unwrap()
+}

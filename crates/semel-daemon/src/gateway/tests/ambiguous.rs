@@ -1,0 +1,149 @@
+//! What is known when the upstream gives no clear answer.
+
+use std::net::SocketAddr;
+
+use super::upstream::{Does, Upstream, answer};
+use super::{World, post};
+
+/// Unknown at once for the first caller, unknown for every retry, and sent once.
+async fn is_unknown(world: &World, upstream: &Upstream, status: u16, code: &str) {
+    let first = world.send(post("a")).await;
+    assert_eq!((first.status, first.outcome()), (status, "unknown"), "{first:?}");
+    assert_eq!(first.code(), code);
+    world.leases_end();
+    let again = world.send(post("a")).await;
+    assert_eq!(
+        (again.status, again.code().as_str(), again.outcome()),
+        (409, "SEM0406", "unknown")
+    );
+    assert_eq!(again.header("retry-after"), None);
+    assert_eq!(upstream.count(), 1, "nothing is sent twice");
+}
+
+/// idempotent-proxy: nothing was sent, so the key is free at once and the next try runs.
+#[tokio::test]
+async fn a_refused_connection_gives_the_key_back_at_once() {
+    let upstream = Upstream::start(|_| Does::Closes).await;
+    let address = upstream.address;
+    upstream.stop().await;
+    let world = World::new(address, "");
+    let refused = world.send(post("a")).await;
+    assert_eq!(
+        (refused.status, refused.code().as_str(), refused.outcome()),
+        (502, "SEM0421", "refused")
+    );
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    let upstream = Upstream::at(address, |_| answer("201 Created", &[], "done")).await;
+    let runs = world.send(post("a")).await;
+    assert_eq!(
+        (runs.status, &runs.body[..], runs.replayed()),
+        (201, &b"done"[..], false)
+    );
+    assert!(world.send(post("a")).await.replayed());
+    assert_eq!(upstream.count(), 1);
+}
+
+#[tokio::test]
+async fn a_connection_that_closes_after_the_request_was_sent_is_unknown() {
+    let upstream = Upstream::start(|_| Does::Closes).await;
+    is_unknown(&World::new(upstream.address, ""), &upstream, 502, "SEM0422").await;
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_off_is_unknown() {
+    let half = "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf";
+    let upstream = Upstream::start(|_| Does::Sends(half.to_owned())).await;
+    is_unknown(&World::new(upstream.address, ""), &upstream, 502, "SEM0422").await;
+}
+
+#[tokio::test]
+async fn what_is_no_http_is_unknown() {
+    let upstream = Upstream::start(|_| Does::Sends("hello\r\n\r\n".to_owned())).await;
+    is_unknown(&World::new(upstream.address, ""), &upstream, 502, "SEM0422").await;
+}
+
+#[tokio::test]
+async fn an_upstream_that_hangs_is_unknown() {
+    let upstream = Upstream::start(|_| Does::Hangs("")).await;
+    is_unknown(
+        &World::new(upstream.address, "total_timeout_ms = 100"),
+        &upstream,
+        504,
+        "SEM0423",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn an_answer_whose_body_hangs_is_unknown() {
+    let half = "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf";
+    let upstream = Upstream::start(move |_| Does::Hangs(half)).await;
+    let world = World::new(upstream.address, "total_timeout_ms = 100");
+    is_unknown(&world, &upstream, 504, "SEM0423").await;
+}
+
+#[tokio::test]
+async fn server_errors_are_unknown() {
+    for status in [
+        "500 Oops",
+        "502 Bad Gateway",
+        "504 Gateway Timeout",
+        "503 Busy",
+        "501 Not Implemented",
+        "408 Request Timeout",
+    ] {
+        let upstream = Upstream::start(|_| answer(status, &["retry-after: 1"], "?")).await;
+        let status = status[..3].parse().unwrap();
+        is_unknown(&World::new(upstream.address, ""), &upstream, status, "none").await;
+    }
+}
+
+#[tokio::test]
+async fn a_trusted_upstreams_503_gives_the_key_back() {
+    let upstream = Upstream::start(|n| {
+        if n == 1 {
+            answer("503 Busy", &["retry-after: 1"], "")
+        } else {
+            answer("200 OK", &[], "done")
+        }
+    })
+    .await;
+    let world = World::new(upstream.address, "trust_unavailable = true");
+    assert_eq!(world.send(post("a")).await.outcome(), "refused");
+    assert_eq!(world.send(post("a")).await.body, "done");
+}
+
+/// The client gives up; the upstream's answer is there for its retry.
+#[tokio::test]
+async fn a_client_that_gives_up_does_not_stop_the_request() {
+    let upstream = Upstream::start(|_| answer("201 Created", &[], "done")).await;
+    let world = World::new(upstream.address, "");
+    let router = world.gateway.router.clone();
+    let first = tokio::spawn(tower::ServiceExt::oneshot(router, post("a")));
+    while upstream.count() == 0 {
+        tokio::task::yield_now().await;
+    }
+    first.abort();
+    let again = world.send(post("a")).await;
+    assert_eq!((again.status, &again.body[..]), (201, &b"done"[..]));
+    assert_eq!(upstream.count(), 1);
+}
+
+/// No route to it: the connect time-out ends it, and nothing was sent.
+#[tokio::test]
+async fn an_upstream_that_cannot_be_connected_to_in_time_gives_the_key_back() {
+    // A listener whose queue is full answers no connection.
+    let listener = std::net::TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut fill = Vec::new();
+    loop {
+        let connect = tokio::net::TcpStream::connect(address);
+        match tokio::time::timeout(std::time::Duration::from_millis(200), connect).await {
+            Ok(Ok(stream)) => fill.push(stream),
+            _ => break,
+        }
+    }
+    let world = World::new(address, "connect_timeout_ms = 100");
+    let answer = world.send(post("a")).await;
+    assert_eq!((answer.status, answer.code().as_str()), (502, "SEM0421"));
+}

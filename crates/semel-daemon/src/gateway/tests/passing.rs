@@ -1,0 +1,239 @@
+//! What reaches the upstream, and what comes back.
+
+use std::convert::Infallible;
+
+use axum::Router;
+use axum::routing::post as route_post;
+use bytes::Bytes;
+use http::{HeaderValue, Request};
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::Frame;
+use tokio::sync::mpsc;
+use tower::ServiceExt as _;
+
+use super::upstream::{Upstream, answer};
+use super::{World, post, request};
+
+#[tokio::test]
+async fn the_upstream_learns_key_token_attempt_and_deadline_and_who_asked() {
+    let upstream = Upstream::start(|_| answer("200 OK", &[], "")).await;
+    let world = World::new(upstream.address, "total_timeout_ms = 7000");
+    let mut forged = request("POST", "/orders?x=1", "\"a b\"");
+    for name in [
+        "semel-token",
+        "semel-attempt",
+        "semel-deadline-ms",
+        "semel-no-store",
+        "x-forwarded-for",
+    ] {
+        forged
+            .headers_mut()
+            .insert(name, HeaderValue::from_static("forged"));
+    }
+    forged
+        .headers_mut()
+        .insert("connection", HeaderValue::from_static("keep-alive, x-hop"));
+    forged
+        .headers_mut()
+        .insert("x-hop", HeaderValue::from_static("1"));
+    assert_eq!(world.send(forged).await.status, 200);
+    let seen = upstream.seen().remove(0).to_ascii_lowercase();
+    for line in [
+        "post /orders?x=1 http/1.1",
+        "idempotency-key: \"a b\"",
+        "semel-token: 1",
+        "semel-attempt: 1",
+        "semel-deadline-ms: 7000",
+        &format!("host: {}", upstream.address),
+        "x-forwarded-for: 10.0.0.2",
+        "x-forwarded-host: shop.example",
+        "x-forwarded-proto: http",
+        "forwarded: for=10.0.0.2;host=\"shop.example\";proto=http",
+        "content-length: 2",
+    ] {
+        assert!(
+            seen.lines().any(|found| found == line),
+            "{line} is not in\n{seen}"
+        );
+    }
+    assert!(!seen.contains("forged") && !seen.contains("x-hop"), "{seen}");
+}
+
+#[tokio::test]
+async fn the_upstreams_control_headers_are_obeyed_and_stripped() {
+    let upstream = Upstream::start(|n| match n {
+        1 => answer("409 Conflict", &["semel-outcome: refused"], "out of stock"),
+        _ => answer(
+            "200 OK",
+            &["semel-no-store: 1", "keep-alive: timeout=5"],
+            "secret",
+        ),
+    })
+    .await;
+    let world = World::new(upstream.address, "");
+    for replayed in [false, true] {
+        let refused = world.send(post("a")).await;
+        assert_eq!(
+            (refused.status, refused.outcome(), refused.replayed()),
+            (409, "refused", replayed)
+        );
+    }
+    let secret = world.send(post("b")).await;
+    assert_eq!(&secret.body[..], b"secret");
+    assert_eq!(
+        (secret.header("semel-no-store"), secret.header("keep-alive")),
+        (None, None)
+    );
+    assert_eq!(world.send(post("b")).await.code(), "SEM0407");
+    let plain = world.send(request("PUT", "/orders", "c")).await;
+    assert_eq!(plain.header("semel-no-store"), None);
+}
+
+/// Rule K12.
+#[tokio::test]
+async fn an_inner_semels_running_is_passed_on_and_the_retry_asks_it_again() {
+    let guarantee = "semel-guarantee: guarded";
+    let upstream = Upstream::start(move |n| match n {
+        1 => answer(
+            "409 Conflict",
+            &["semel-outcome: running", guarantee, "retry-after: 1"],
+            "",
+        ),
+        2 => answer("409 Conflict", &["semel-outcome: unknown", guarantee], ""),
+        3 => answer(
+            "503 Away",
+            &["semel-outcome: refused", guarantee, "retry-after: 1"],
+            "",
+        ),
+        _ => answer(
+            "201 Created",
+            &["semel-outcome: succeeded", guarantee, "idempotent-replayed: true"],
+            "done",
+        ),
+    })
+    .await;
+    let world = World::new(upstream.address, "");
+    for outcome in ["running", "unknown", "refused", "succeeded"] {
+        let answer = world.send(post("a")).await;
+        assert_eq!(answer.outcome(), outcome);
+        assert_eq!(
+            answer.header("semel-guarantee"),
+            Some("guarded"),
+            "the inner one's word"
+        );
+    }
+    let kept = world.send(post("a")).await;
+    assert_eq!(
+        (kept.status, &kept.body[..], kept.replayed()),
+        (201, &b"done"[..], true)
+    );
+    assert_eq!(upstream.count(), 4);
+}
+
+#[tokio::test]
+async fn only_configured_methods_and_paths_are_keyed() {
+    let upstream = Upstream::start(|n| answer("200 OK", &[], &n.to_string())).await;
+    let world = World::new(
+        upstream.address,
+        "methods = [\"POST\"]\npaths = [\"/orders\"]\nkey = \"required\"",
+    );
+    assert_eq!(world.send(request("POST", "/orders/7", "a")).await.body, "1");
+    assert_eq!(world.send(request("POST", "/orders/7", "a")).await.body, "1");
+    assert_eq!(world.send(request("PUT", "/orders/7", "a")).await.body, "2");
+    assert_eq!(world.send(request("POST", "/carts", "a")).await.body, "3");
+    assert_eq!(world.send(request("GET", "/orders/7", "a")).await.body, "4");
+    let mut keyless = post("x");
+    keyless.headers_mut().remove("idempotency-key");
+    let refused = world.send(keyless).await;
+    assert_eq!((refused.status, refused.code().as_str()), (400, "SEM0401"));
+    assert_eq!(upstream.count(), 4);
+}
+
+#[tokio::test]
+async fn principals_do_not_share_answers_and_must_be_named_once() {
+    let upstream = Upstream::start(|n| answer("200 OK", &[], &n.to_string())).await;
+    let world = World::with(upstream.address, "principal_header = \"X-User\"");
+    let by = |users: &[&'static str]| {
+        let mut request = post("a");
+        for user in users {
+            request
+                .headers_mut()
+                .append("x-user", HeaderValue::from_static(user));
+        }
+        request
+            .headers_mut()
+            .insert("authorization", HeaderValue::from_static("Bearer x"));
+        request
+    };
+    assert_eq!(world.send(by(&["alice"])).await.body, "1");
+    assert_eq!(world.send(by(&["bob"])).await.body, "2");
+    assert_eq!(world.send(by(&["alice"])).await.body, "1");
+    for nobody in [&[][..], &[""], &["alice", "bob"]] {
+        let refused = world.send(by(nobody)).await;
+        assert_eq!(
+            (refused.status, refused.code().as_str()),
+            (401, "SEM0409"),
+            "{nobody:?}"
+        );
+    }
+    let anonymous = World::new(upstream.address, "");
+    assert_eq!(anonymous.send(by(&["alice"])).await.code(), "SEM0410");
+    assert_eq!(upstream.count(), 2);
+}
+
+#[tokio::test]
+async fn websockets_are_refused_clearly() {
+    let upstream = Upstream::start(|_| answer("200 OK", &[], "")).await;
+    let world = World::new(upstream.address, "");
+    let mut upgrade = request("GET", "/live", "a");
+    upgrade
+        .headers_mut()
+        .insert("upgrade", HeaderValue::from_static("WebSocket"));
+    let answer = world.send(upgrade).await;
+    assert_eq!(
+        (answer.status, answer.code().as_str(), upstream.count()),
+        (501, "SEM0424", 0)
+    );
+}
+
+#[tokio::test]
+async fn an_answer_over_the_limit_reaches_the_first_caller_and_its_retry_is_told() {
+    let long = "x".repeat(1_001);
+    let sent = long.clone();
+    let upstream = Upstream::start(move |_| answer("200 OK", &[], &sent)).await;
+    let world = World::new(upstream.address, "response_bytes_max = 1000");
+    assert_eq!(world.send(post("a")).await.body, long);
+    assert_eq!(world.send(post("a")).await.code(), "SEM0407");
+    assert_eq!(upstream.count(), 1);
+}
+
+/// Each side sees a part before the other has sent its last: nothing is collected on the way.
+#[tokio::test]
+async fn a_request_without_a_key_streams_both_ways() {
+    let echo = Router::new().route("/echo", route_post(|body: axum::body::Body| async move { body }));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = tokio::spawn(async move { axum::serve(listener, echo).await });
+    let world = World::new(address, "request_bytes_max = 3");
+    let (sender, parts) = mpsc::channel::<Result<Frame<Bytes>, Infallible>>(1);
+    let stream =
+        futures_util::stream::unfold(parts, |mut parts| async { Some((parts.recv().await?, parts)) });
+    let body = axum::body::Body::new(StreamBody::new(stream));
+    let request = Request::post("/echo").body(body).unwrap();
+    let send = |text: &'static str| sender.send(Ok(Frame::data(Bytes::from_static(text.as_bytes()))));
+    send("one").await.unwrap();
+    let mut answer = world
+        .gateway
+        .router
+        .clone()
+        .oneshot(request)
+        .await
+        .unwrap()
+        .into_body();
+    assert_eq!(answer.frame().await.unwrap().unwrap().into_data().unwrap(), "one");
+    send("two").await.unwrap();
+    assert_eq!(answer.frame().await.unwrap().unwrap().into_data().unwrap(), "two");
+    drop(sender);
+    assert!(answer.frame().await.is_none());
+    serving.abort();
+}
