@@ -50,23 +50,27 @@
 //!   stop it, and its retry gets the answer. A panic is caught and is unknown.
 //! - The first answer is kept byte for byte: status, headers in order with duplicates, body. A fixed list of headers
 //!   is not kept (of the connection, of the moment, credentials, CORS, rate limits, traces).
-//! - An answer leaves only after its outcome is durable. When the store fails at that moment the answer is sent, and
-//!   storing goes on behind it for [`Config::completion_retry`]; meanwhile and after that the key reads as unknown.
+//! - An answer leaves only after its outcome is durable; one too large to keep is sent as it comes, and ends only then.
+//!   When the store fails at that moment the answer is sent, and storing goes on behind it for
+//!   [`Config::completion_retry`]; where that ends in vain, the key reads as unknown.
 //!
 //! # Not guaranteed
 //! That the effect is undone or repeated after a crash; for that, pass [`ClaimInfo`]'s token and [`Key::child`] keys
 //! on to receivers that deduplicate, or commit the mark with the effect (`semel_sqlite::tx`, `semel_postgres::tx`).
 //!
 //! # Not yet
-//! Telling duplicates at once that a run ended as unknown: until its lease ends they are told that it is running.
-//! Storing the answer in the handler's own transaction; fingerprint profiles but `raw`; a shadow mode; batching of
-//! claims from many requests (one call to the store per claim); request trailers of keyed requests (dropped). A
-//! streamed answer that ends within the limit is sent when it is whole; `text/event-stream` is sent on as it comes.
+//! - Telling duplicates at once that a run ended as unknown: until its lease ends they are told that it is running.
+//! - Storing the answer in the handler's own transaction; batching of claims from many requests (each is a call to the
+//!   store).
+//! - Fingerprint profiles but `raw`; quotas of keys and bytes per principal; a shadow mode that only reports.
+//! - Request trailers of keyed requests (dropped). A streamed answer that ends within the limit is sent when it is
+//!   whole; `text/event-stream` is sent on as it comes.
 //!
 //! # Where it goes
 //! Inside authentication (the scope needs the principal), inside compression and CORS (their headers are made anew for
 //! each answer), inside time-outs (or 408 would count as the handler's), outside of what parses the body. In axum, layer
-//! the outer router: a nested one hides its prefix from the fingerprint ([`Builder::target`]).
+//! the outer router: a nested one hides its prefix from the fingerprint ([`Builder::target`]). For browsers, CORS allows
+//! `Idempotency-Key` and exposes `Idempotent-Replayed` and `Semel-Outcome`.
 //!
 //! # Limits
 //! All in [`Config`]; the answer that reports one names it.

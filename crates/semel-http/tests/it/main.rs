@@ -1,4 +1,4 @@
-//! The layer over axum and plain tower, on the in-memory model and on SQLite. Tests are named after the cases that
+//! The layer over axum and plain tower, on the in-memory model, SQLite and PostgreSQL. Tests are named after the cases that
 //! other implementations were bitten by.
 #![allow(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
@@ -9,6 +9,7 @@ mod faulty;
 mod large;
 mod outcomes;
 mod owner;
+mod postgres;
 mod store;
 mod support;
 mod together;
