@@ -1,1 +1,49 @@
-//! semel-outbox
+//! The relay engine: publishes the events of an outbox, at least once, in order per key.
+//!
+//! A [`Relay`] moves one stream of one [`OutboxStore`](semel_core::OutboxStore) into one [`Sink`](semel_core::Sink).
+//! Any number of relays, in any number of processes, share the stream's shards by leases. The protocol is
+//! [`semel_core::relay::Machine`]; this crate carries out what it says.
+//!
+//! # Guarantees
+//! - Every committed event reaches the sink or the exceptions table; a crash anywhere sends some again, with the same
+//!   ids. No event of a transaction that did not commit is ever sent.
+//! - A key's events are handed over in order. Nothing new is handed over after the lease's local deadline, which counts
+//!   from before the renewal was sent and keeps counting while the machine is suspended (rule O17).
+//! - A broker that is away costs no attempts; [`RelayHandle::stats`] says why nothing moves and since when.
+//! - A stop lets what is on its way finish, saves the cursor, and gives the shards back.
+//!
+//! # Not guaranteed
+//! - That a receiver sees an event once: it drops ids it has seen (see `semel-inbox`).
+//! - Balance: a relay keeps what it has got until it stops or dies.
+//! - One read of the table for all shards: each shard reads for itself, so keep shards few. Not yet: a reader per
+//!   process that fans out.
+//!
+//! # Cancel safety
+//! Dropping the future of [`Relay::run`] is a crash: what was on its way may arrive, and leases end by time. Cancel the
+//! token instead.
+//!
+//! ```no_run
+//! # async fn f(store: std::sync::Arc<dyn semel_core::OutboxStore>, sink: std::sync::Arc<dyn semel_core::Sink>)
+//! #     -> Result<(), semel_core::StoreError> {
+//! use semel_outbox::{Relay, RelayConfig};
+//! use tokio_util::sync::CancellationToken;
+//!
+//! let shutdown = CancellationToken::new();
+//! let relay = Relay::new(store, sink, RelayConfig::default());
+//! let handle = relay.handle();
+//! relay.run(shutdown.clone()).await?;
+//! println!("{} events published", handle.stats().published);
+//! # Ok(()) }
+//! ```
+
+mod clock;
+mod config;
+mod leases;
+mod relay;
+mod shard;
+mod status;
+
+pub use config::{Clean, RelayConfig};
+pub use relay::Relay;
+pub use semel_core::relay::{PauseKind, Poison, RelayPolicy};
+pub use status::{Paused, RelayHandle, RelayStats, ShardStats};

@@ -19,6 +19,8 @@ pub enum StoreCall {
 pub enum Input {
     /// Time has passed.
     Tick,
+    /// Rows may have been written just now.
+    Hint,
     /// The lease holds until then, on the local monotonic clock in milliseconds, counted from before the request that
     /// prolonged it was sent.
     LeaseUntil(u64),

@@ -185,6 +185,10 @@ impl Machine {
     fn take(&mut self, now: u64, input: Input, dice: f64) {
         match input {
             Input::Tick => {}
+            Input::Hint => {
+                self.idle_ms = self.policy.idle_min_ms;
+                self.open_at = self.open_at.min(now);
+            }
             Input::LeaseUntil(until) => self.lease_until = until,
             Input::LeaseLost => self.ended = Some(End::Lost),
             Input::Stop => self.stopping = true,

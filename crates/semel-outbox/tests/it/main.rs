@@ -1,1 +1,10 @@
 //! The one integration test binary of this crate.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a panic here is a failed test"
+)]
+
+mod bed;
+mod relay;
+mod webhook;

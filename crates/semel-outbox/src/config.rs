@@ -1,0 +1,100 @@
+//! How a relay runs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel_core::limits;
+use semel_core::relay::RelayPolicy;
+use semel_core::store::check_stream;
+use semel_core::{Clock, ErrorKind, StoreError, SystemClock};
+
+/// Settings of one relay.
+#[derive(Clone)]
+pub struct RelayConfig {
+    /// The stream it publishes, made when missing. Default `default`.
+    pub stream: String,
+    /// Shards of the stream; what can be owned by different processes. Cannot be changed later. Default 1.
+    pub shards: u16,
+    /// The name under which its shards are seen in the console. Default the process id.
+    pub owner: String,
+    /// How long a dead relay keeps its shards from the others. Default 15 s.
+    pub lease: Duration,
+    /// The numbers of the machine.
+    pub policy: RelayPolicy,
+    /// When published events are deleted; `None` leaves that to others. Default an hour after they were written.
+    pub clean: Option<Clean>,
+    /// The local clock. Leases in the store go by the store's own.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// How published events are deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Clean {
+    /// How long they stay, from when they were written. Default an hour.
+    pub keep: Duration,
+    /// How often to look. Default 30 s.
+    pub every: Duration,
+    /// Rows deleted in one transaction at most. Default 1 000.
+    pub rows_max: u32,
+}
+
+impl Default for Clean {
+    fn default() -> Self {
+        Self {
+            keep: Duration::from_secs(3_600),
+            every: Duration::from_secs(30),
+            rows_max: 1_000,
+        }
+    }
+}
+
+impl Default for RelayConfig {
+    fn default() -> Self {
+        Self {
+            stream: "default".to_owned(),
+            shards: 1,
+            owner: format!("pid {}", std::process::id()),
+            lease: Duration::from_secs(15),
+            policy: RelayPolicy::default(),
+            clean: Some(Clean::default()),
+            clock: Arc::new(SystemClock),
+        }
+    }
+}
+
+impl std::fmt::Debug for RelayConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RelayConfig")
+            .field("stream", &self.stream)
+            .field("shards", &self.shards)
+            .field("owner", &self.owner)
+            .field("lease", &self.lease)
+            .field("policy", &self.policy)
+            .field("clean", &self.clean)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RelayConfig {
+    pub(crate) fn lease_ms(&self) -> i64 {
+        i64::try_from(self.lease.as_millis()).unwrap_or(i64::MAX)
+    }
+
+    /// Refuses settings with which a relay could not work.
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        check_stream(&self.stream, self.shards)?;
+        self.policy.check()?;
+        let lease = u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX);
+        let max = limits::LEASE_MS_MAX.unsigned_abs();
+        limits::check("relay lease", "ms", lease, 100, max, "choose another lease")?;
+        if self.policy.send_timeout_ms >= lease {
+            let text = format!(
+                "send_timeout_ms = {} is not below the lease of {lease} ms, so a send could outlast the right to make \
+                 it; lower it, or raise the lease",
+                self.policy.send_timeout_ms
+            );
+            return Err(StoreError::new(ErrorKind::Invalid, "relay", text));
+        }
+        Ok(())
+    }
+}

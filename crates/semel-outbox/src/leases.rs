@@ -1,0 +1,103 @@
+//! Keeping what is owned: one task that renews all leases, whatever the shards are doing.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use semel_core::OutboxStore;
+use semel_core::error::chain;
+use semel_core::relay::{ShardId, ShardLease};
+use tokio::sync::watch;
+
+use crate::clock::LocalClock;
+use crate::status::Status;
+
+/// What a shard's task is told about its lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// It holds until then, on the local clock in milliseconds.
+    Until(u64),
+    /// Somebody else owns the shard.
+    Lost,
+}
+
+struct Kept {
+    lease: ShardLease,
+    tell: watch::Sender<Held>,
+}
+
+/// The leases of one relay.
+#[derive(Default)]
+pub(crate) struct Leases(Mutex<HashMap<ShardId, Kept>>);
+
+impl Leases {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ShardId, Kept>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn keep(&self, lease: ShardLease, until: u64) -> watch::Receiver<Held> {
+        let (tell, told) = watch::channel(Held::Until(until));
+        self.lock().insert(lease.shard.clone(), Kept { lease, tell });
+        told
+    }
+
+    pub(crate) fn forget(&self, lease: &ShardLease) {
+        let mut kept = self.lock();
+        if kept.get(&lease.shard).is_some_and(|it| it.lease == *lease) {
+            kept.remove(&lease.shard);
+        }
+    }
+
+    fn all(&self) -> Vec<ShardLease> {
+        self.lock().values().map(|kept| kept.lease.clone()).collect()
+    }
+
+    fn tell(&self, lease: &ShardLease, held: Held) {
+        if let Some(kept) = self.lock().get(&lease.shard)
+            && kept.lease == *lease
+        {
+            kept.tell.send_replace(held);
+        }
+    }
+
+    /// Renews for ever, a fifth of the lease apart; sooner after trouble.
+    pub(crate) async fn renew(
+        &self,
+        store: Arc<dyn OutboxStore>,
+        clock: Arc<LocalClock>,
+        status: Arc<Status>,
+        lease: Duration,
+    ) {
+        let lease_ms = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
+        let mut wait = lease / 5;
+        loop {
+            tokio::time::sleep(wait).await;
+            wait = lease / 5;
+            let leases = self.all();
+            if leases.is_empty() {
+                continue;
+            }
+            let until = local_end(clock.now_ms(), lease);
+            match store.renew(&leases, lease_ms).await {
+                Ok(mine) => {
+                    status.totals(|totals| totals.trouble = None);
+                    for (lease, mine) in leases.iter().zip(mine) {
+                        self.tell(lease, if mine { Held::Until(until) } else { Held::Lost });
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(error = chain(&error), "leases could not be renewed");
+                    status.totals(|totals| totals.trouble = Some(chain(&error)));
+                    wait = lease / 20;
+                }
+            }
+        }
+    }
+}
+
+/// When a lease asked for at `now` ends for its owner: a tenth earlier than for the others, so that clocks that run at
+/// slightly different speeds do not matter.
+pub(crate) fn local_end(now: u64, lease: Duration) -> u64 {
+    let ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
+    now.saturating_add(ms - ms / 10)
+}

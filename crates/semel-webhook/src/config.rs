@@ -1,0 +1,153 @@
+//! Where events are posted, and how.
+
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue, Uri};
+use semel_core::{ErrorKind, StoreError};
+
+/// Settings of one webhook.
+#[derive(Clone)]
+pub struct WebhookConfig {
+    /// An `http` or `https` URL.
+    pub url: String,
+    /// Whether the topic is the last part of the path: `url/{topic}`. Default no.
+    pub topic_in_path: bool,
+    /// Headers added to every request, such as `authorization`. Default none.
+    pub headers: Vec<(String, String)>,
+    /// Requests on their way at most, for each shard. Default 64.
+    pub in_flight_max: usize,
+    /// How long connecting may take. Default 3 s.
+    pub connect_timeout: Duration,
+    /// Bytes of an answer's body that are read; a longer one counts as no answer. Default 64 KiB.
+    pub response_bytes_max: usize,
+}
+
+impl WebhookConfig {
+    /// The defaults for this URL.
+    #[must_use]
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            topic_in_path: false,
+            headers: Vec::new(),
+            in_flight_max: 64,
+            connect_timeout: Duration::from_secs(3),
+            response_bytes_max: 64 << 10,
+        }
+    }
+}
+
+impl std::fmt::Debug for WebhookConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Headers and the URL's user part may hold secrets.
+        f.debug_struct("WebhookConfig")
+            .field("topic_in_path", &self.topic_in_path)
+            .field(
+                "headers",
+                &self.headers.iter().map(|(name, _)| name).collect::<Vec<_>>(),
+            )
+            .field("in_flight_max", &self.in_flight_max)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The settings, read.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub(crate) base: String,
+    pub(crate) query: String,
+    pub(crate) topic_in_path: bool,
+    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl Target {
+    pub(crate) fn read(config: &WebhookConfig) -> Result<Self, StoreError> {
+        let invalid = |text: String| StoreError::new(ErrorKind::Invalid, "webhook", text);
+        let uri: Uri = config
+            .url
+            .parse()
+            .map_err(|_| invalid("the URL cannot be read".to_owned()))?;
+        let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+            return Err(invalid(
+                "the URL must begin with http:// or https:// and name a host".to_owned(),
+            ));
+        };
+        if uri.scheme_str() == Some("https") && !cfg!(feature = "tls") {
+            return Err(invalid(
+                "this build cannot speak https: build it with the feature tls".to_owned(),
+            ));
+        }
+        if authority.as_str().contains('@') {
+            return Err(invalid(
+                "the URL holds a user name; send an authorization header instead".to_owned(),
+            ));
+        }
+        let scheme = uri.scheme_str().unwrap_or("http");
+        let path = uri.path().trim_end_matches('/');
+        let path = if config.topic_in_path { path } else { uri.path() };
+        let headers = config
+            .headers
+            .iter()
+            .map(|(name, value)| {
+                let read = (name.parse::<HeaderName>(), HeaderValue::from_str(value));
+                let (Ok(name), Ok(mut value)) = read else {
+                    return Err(invalid(format!("header {name:?} cannot be sent")));
+                };
+                value.set_sensitive(true);
+                Ok((name, value))
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            base: format!("{scheme}://{authority}{path}"),
+            query: uri.query().map(|query| format!("?{query}")).unwrap_or_default(),
+            topic_in_path: config.topic_in_path,
+            headers,
+        })
+    }
+
+    /// Where events of this topic go. Topics hold nothing that a path would have to encode.
+    pub(crate) fn url(&self, topic: &str) -> String {
+        if self.topic_in_path {
+            format!("{}/{topic}{}", self.base, self.query)
+        } else {
+            format!("{}{}", self.base, self.query)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn url(text: &str, topic_in_path: bool) -> Result<String, String> {
+        let config = WebhookConfig {
+            topic_in_path,
+            ..WebhookConfig::new(text)
+        };
+        Target::read(&config)
+            .map(|target| target.url("orders.v1"))
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_topic_is_the_last_part_of_the_path_when_asked() {
+        assert_eq!(url("http://h:1/in", false).unwrap(), "http://h:1/in");
+        assert_eq!(url("http://h:1/in/", false).unwrap(), "http://h:1/in/");
+        assert_eq!(
+            url("http://h:1/in/?a=b", true).unwrap(),
+            "http://h:1/in/orders.v1?a=b"
+        );
+        assert_eq!(url("https://h", true).unwrap(), "https://h/orders.v1");
+    }
+
+    #[test]
+    fn a_url_that_cannot_be_posted_to_is_refused_and_no_secret_is_shown() {
+        for text in ["", "/in", "ftp://h/", "h:1", "http://user:secret@h/"] {
+            let error = url(text, false).unwrap_err();
+            assert!(
+                error.starts_with("SEM0301") && !error.contains("secret"),
+                "{error}"
+            );
+        }
+    }
+}

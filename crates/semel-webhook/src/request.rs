@@ -1,0 +1,160 @@
+//! An event as an HTTP request.
+
+use std::fmt::Write as _;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{HeaderName, Request};
+use semel_core::limits::{self, LimitExceeded};
+use semel_core::store::OutboxRow;
+use semel_core::{Event, Timestamp};
+
+use crate::config::Target;
+
+/// The request for this row: the same one on every attempt.
+pub(crate) fn request(target: &Target, row: &OutboxRow) -> Result<Request<Bytes>, http::Error> {
+    let event = &row.event;
+    let mut request = Request::post(target.url(&event.topic))
+        .header("idempotency-key", format!("\"{}\"", event.id))
+        .header("ce-specversion", "1.0")
+        .header("ce-id", event.id.to_string())
+        .header("ce-source", encode(event.source.as_bytes()))
+        .header("ce-type", encode(event.kind.as_bytes()))
+        .header("ce-time", time(row.created_at))
+        .header("semel-topic", &event.topic);
+    if let Some(key) = &event.key {
+        request = request.header("ce-partitionkey", encode(key));
+    }
+    if let Some(content_type) = &event.content_type {
+        request = request.header(CONTENT_TYPE, HeaderValue::from_bytes(content_type.as_bytes())?);
+    }
+    if let Some(traceparent) = &event.traceparent {
+        request = request.header("traceparent", HeaderValue::from_bytes(traceparent.as_bytes())?);
+    }
+    if event.data.is_none() {
+        request = request.header("semel-tombstone", "1");
+    }
+    for (name, value) in &event.headers {
+        request = request.header(passed_on(name)?, encode(value));
+    }
+    for (name, value) in &target.headers {
+        request = request.header(name, value);
+    }
+    request.body(event.data.clone().unwrap_or_default())
+}
+
+/// Refuses an event whose request could not be built.
+pub(crate) fn check(event: &Event) -> Result<(), LimitExceeded> {
+    let bad = |text: &str| text.bytes().filter(|byte| !matches!(byte, 0x20..=0x7e)).count() as u64;
+    let content_type = bad(event.content_type.as_deref().unwrap_or(""));
+    let help = "use ASCII only";
+    limits::check(
+        "content type",
+        "bytes that HTTP cannot carry",
+        content_type,
+        0,
+        0,
+        help,
+    )?;
+    let traceparent = bad(event.traceparent.as_deref().unwrap_or(""));
+    limits::check(
+        "traceparent",
+        "bytes that HTTP cannot carry",
+        traceparent,
+        0,
+        0,
+        help,
+    )
+}
+
+fn passed_on(name: &str) -> Result<HeaderName, http::Error> {
+    Ok(format!("semel-h-{name}").parse::<HeaderName>()?)
+}
+
+fn time(at: Timestamp) -> String {
+    at.rfc3339()
+}
+
+/// Percent-encodes as the CloudEvents HTTP binding (section 3.1.3.2) says, byte by byte.
+fn encode(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .fold(String::with_capacity(bytes.len()), |mut text, byte| {
+            match byte {
+                b'"' | b'%' => {
+                    let _ = write!(text, "%{byte:02X}");
+                }
+                0x21..=0x7e => text.push(char::from(*byte)),
+                _ => {
+                    let _ = write!(text, "%{byte:02X}");
+                }
+            }
+            text
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::WebhookConfig;
+    use uuid::Uuid;
+
+    fn built(event: Event) -> Request<Bytes> {
+        let target = Target::read(&WebhookConfig::new("http://h/in")).unwrap();
+        let row = OutboxRow {
+            row: 4,
+            created_at: Timestamp(1_796_083_199_999_999),
+            event,
+        };
+        request(&target, &row).unwrap()
+    }
+
+    #[test]
+    fn an_event_is_a_cloud_event_in_binary_mode() {
+        let event = Event::new(Uuid::from_u128(7), "Orders", "order.placed")
+            .with_key(b"\xff k".to_vec())
+            .with_data("application/json", b"{\"a\": 1}\n".to_vec())
+            .with_header("Trace-Id", b"\x00%".to_vec())
+            .with_header("Trace-Id", "2");
+        let request = built(event);
+        let one = |name: &str| {
+            request
+                .headers()
+                .get(name)
+                .map(|value| value.to_str().unwrap().to_owned())
+        };
+        assert_eq!(
+            one("idempotency-key").unwrap(),
+            "\"00000000-0000-0000-0000-000000000007\""
+        );
+        assert_eq!(one("ce-id").unwrap(), "00000000-0000-0000-0000-000000000007");
+        assert_eq!(one("ce-specversion").unwrap(), "1.0");
+        assert_eq!(one("ce-time").unwrap(), "2026-11-30T23:59:59.999999Z");
+        assert_eq!(one("ce-type").unwrap(), "order.placed");
+        assert_eq!(one("ce-source").unwrap(), "/semel");
+        assert_eq!(one("ce-partitionkey").unwrap(), "%FF%20k");
+        assert_eq!(one("semel-topic").unwrap(), "Orders");
+        assert_eq!(one("content-type").unwrap(), "application/json");
+        assert_eq!(one("semel-tombstone"), None);
+        let passed: Vec<_> = request.headers().get_all("semel-h-trace-id").iter().collect();
+        assert_eq!(passed, ["%00%25", "2"]);
+        assert_eq!(request.body(), &b"{\"a\": 1}\n"[..]);
+    }
+
+    #[test]
+    fn no_data_is_not_empty_data() {
+        let none = built(Event::new(Uuid::from_u128(7), "t", "gone"));
+        assert_eq!(
+            (none.headers()["semel-tombstone"].as_bytes(), none.body().len()),
+            (&b"1"[..], 0)
+        );
+        let empty = built(Event::new(Uuid::from_u128(7), "t", "x").with_data("text/plain", ""));
+        assert!(!empty.headers().contains_key("semel-tombstone"));
+    }
+
+    #[test]
+    fn what_http_cannot_carry_is_refused() {
+        let event = Event::new(Uuid::from_u128(7), "t", "x").with_data("text/\u{fc}", "");
+        assert!(check(&event).unwrap_err().to_string().contains("content type"));
+    }
+}
