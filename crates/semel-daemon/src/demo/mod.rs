@@ -128,7 +128,7 @@ async fn show(args: &DemoArgs) -> Result<Exit, Trouble> {
         ),
     };
     let root = match (&args.dir, &temporary) {
-        (Some(dir), _) => dir.clone(),
+        (Some(dir), _) => std::path::absolute(dir).doing(format!("find {}", dir.display()))?,
         (None, Some(temporary)) => temporary.path().to_owned(),
         (None, None) => return Err(Trouble::new("choose a folder", "there is none")),
     };

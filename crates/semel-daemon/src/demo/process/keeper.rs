@@ -177,6 +177,8 @@ impl Life {
         loop {
             self.up.store(paused_until.is_none(), Ordering::Release);
             let blow = tokio::select! {
+                // First: at the end everything is killed, which is no news.
+                biased;
                 () = self.stop.cancelled() => return Ended::Stop,
                 ended = running.child.wait() => return Ended::ByItself(ended.ok()),
                 () = until(paused_until) => {
