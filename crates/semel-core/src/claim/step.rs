@@ -223,6 +223,7 @@ pub fn extend(record: Option<Record>, wish: &Extension, now: Timestamp) -> (Opti
 #[must_use]
 pub fn release(record: Option<Record>, release: &Release, now: Timestamp) -> (Option<Record>, LeaseReply) {
     let ok = LeaseReply::Ok(now);
+    let stored = record.clone();
     let Some(record) = record.and_then(|record| record.at(now)) else {
         return (freed(Withdrawn::default(), release.nonce, now), ok);
     };
@@ -240,7 +241,7 @@ pub fn release(record: Option<Record>, release: &Release, now: Timestamp) -> (Op
         // Somebody else's run: that one goes on, but this nonce must not be granted after it.
         _ if release.token.is_none() => {
             let withdrawn = record.withdrawn.with(release.nonce, now);
-            (Some(Record { withdrawn, ..record }), ok)
+            (stored.map(|stored| Record { withdrawn, ..stored }), ok)
         }
         _ => (Some(record), LeaseReply::LeaseLost),
     }

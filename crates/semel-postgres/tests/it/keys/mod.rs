@@ -1,5 +1,6 @@
 //! Keys.
 
+mod history;
 mod laws;
 mod once;
 mod transact;

@@ -7,6 +7,7 @@ mod batch;
 mod claim;
 mod end;
 mod expiry;
+pub mod history;
 mod release;
 mod settle;
 mod world;
