@@ -4,3 +4,5 @@ mod inbox;
 pub(crate) mod key_batch;
 pub(crate) mod key_rows;
 pub(crate) mod keys;
+mod outbox;
+mod outbox_rows;

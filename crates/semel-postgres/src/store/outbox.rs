@@ -1,2 +1,557 @@
-//! The outbox on PostgreSQL. Being written by helper `pgoutbox` (with sql/0002_outbox.sql and tx/outbox.rs of this
-//! crate); helper `outbox`: leave PostgreSQL to it and go on with the relay engine, the webhook sink and SQLite.
+//! The outbox on PostgreSQL: the cursor is a snapshot, not a number.
+//!
+//! Ids do not commit in order, so a reader that remembers an id loses rows, and one that waits for every open
+//! transaction stalls. A batch here is what is visible in a new snapshot and was not in the last one: rows of
+//! transactions that began since, found by `xid >= xmax(prev)`, and rows of those that were open then, found by
+//! `xid = ANY(xip(prev))`. Nothing is waited for and nothing is passed over.
+//!
+//! # Guarantees
+//! - **Durability gate.** A row committed with `synchronous_commit = off` is visible before it is durable. The write that
+//!   saves a batch's `open` mark is a synchronous commit made after the snapshot was taken: when it has succeeded, all
+//!   that the snapshot saw lies before it in the log and is flushed (and with its synchronous standbys). No mark moves
+//!   without that write, an empty batch's included (rules O2, O18).
+//! - **Home.** The snapshot, the role of the server (no standby, rule O5) and the identity of the cluster are read in
+//!   one statement that takes no transaction id (rule O6). Another cluster, or ids that have gone back, stop the relay
+//!   with `IdentityChanged`.
+//!
+//! # Not yet
+//! Each shard reads for itself: N shards are N reads. Cleaning is by bounded deletes; partitions come later. A
+//! transaction that stays open while many others are settled makes the pages of its own batch pass over their rows.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::TryStreamExt as _;
+use semel_core::relay::{Cursor, Mark, OwnedShard, ShardLease, Slots};
+use semel_core::store::{
+    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Guarded, Opening, OutboxStore,
+    Page, PageSize, ShardBacklog, StoredException, check_stream, other_shards,
+};
+use semel_core::{ErrorKind, StoreError};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, Row as _};
+
+use super::outbox_rows::{EVENT, SHARD, Shard, exception, page_row, shard};
+use crate::db::Postgres;
+use crate::error::{autocommit_failed, classify};
+
+/// Compares what every guarded write must compare (rules O11, S3).
+const MINE: &str = "s.stream = $1 AND s.shard = $2 AND s.epoch = $3 AND s.nonce = $4 AND s.version = $5";
+
+/// Rows of a shard that were not visible in `$1`: both halves by the index on xid. The subqueries are fenced by OFFSET:
+/// else the planner may walk the primary key from the oldest row on instead.
+const NOT_IN_PREV: &str = "(SELECT id, xid, created_at FROM semel.outbox
+    WHERE xid >= pg_snapshot_xmax($1::text::pg_snapshot)
+      AND stream = $2 AND slot BETWEEN $3 AND $4 OFFSET 0)
+  UNION ALL
+  (SELECT id, xid, created_at FROM semel.outbox
+    WHERE xid = ANY(ARRAY(SELECT pg_snapshot_xip($1::text::pg_snapshot)))
+      AND stream = $2 AND slot BETWEEN $3 AND $4 OFFSET 0)";
+
+/// What one look finds.
+struct Look {
+    cur: String,
+    first: Option<i64>,
+}
+
+#[async_trait]
+impl OutboxStore for Postgres {
+    fn capabilities(&self) -> Capabilities {
+        semel_core::KeyStore::capabilities(self)
+    }
+
+    async fn register_stream(&self, stream: &str, shards: u16) -> Result<(), StoreError> {
+        check_stream(stream, shards)?;
+        let count =
+            || sqlx::query_scalar("SELECT count(*) FROM semel.outbox_shard WHERE stream = $1").bind(stream);
+        let failed = |error| classify("register_stream", error);
+        let found: i64 = count().fetch_one(&self.pool).await.map_err(failed)?;
+        if found == i64::from(shards) {
+            return Ok(());
+        }
+        let mut tx = self.begin().await?;
+        sqlx::query("LOCK TABLE semel.outbox_shard IN SHARE ROW EXCLUSIVE MODE")
+            .execute(&mut *tx)
+            .await
+            .map_err(failed)?;
+        // Another process may have registered it meanwhile.
+        let found: i64 = count().fetch_one(&mut *tx).await.map_err(failed)?;
+        if found == i64::from(shards) {
+            return Ok(());
+        }
+        if found != 0 {
+            return Err(other_shards(stream, usize::try_from(found).unwrap_or(0), shards));
+        }
+        for index in 0..shards {
+            let slots = Slots::of_shard(index, shards);
+            sqlx::query(
+                "INSERT INTO semel.outbox_shard (stream, shard, slot_first, slot_last) VALUES ($1, $2, $3, $4)",
+            )
+            .bind(stream)
+            .bind(i32::from(index))
+            .bind(i32::from(slots.first))
+            .bind(i32::from(slots.last))
+            .execute(&mut *tx)
+            .await
+            .map_err(failed)?;
+        }
+        self.commit(tx).await
+    }
+
+    async fn acquire(&self, wish: &Acquire) -> Result<Vec<OwnedShard>, StoreError> {
+        let failed = |error| classify("acquire", error);
+        // Looking takes no lock and no transaction id; most looks find nothing free.
+        let free = "stream = $1 AND (until <= clock_timestamp() OR nonce = $2)";
+        let sql = format!("SELECT EXISTS (SELECT FROM semel.outbox_shard WHERE {free})");
+        let any: bool = sqlx::query_scalar(AssertSqlSafe(sql))
+            .bind(&wish.stream)
+            .bind(&wish.nonce.0[..])
+            .fetch_one(&self.pool)
+            .await
+            .map_err(failed)?;
+        if !any {
+            return Ok(Vec::new());
+        }
+        let sql = format!(
+            "WITH free AS (SELECT stream, shard FROM semel.outbox_shard WHERE {free}
+               ORDER BY shard LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED)
+             UPDATE semel.outbox_shard s SET epoch = s.epoch + 1, nonce = $2, owner = $4,
+               until = clock_timestamp() + $5 * interval '1 ms',
+               takeovers = CASE WHEN s.nonce IS NULL OR s.open IS NULL THEN 0
+                 WHEN s.seen_batch_no = s.batch_no AND s.seen_last_id = s.last_id THEN s.takeovers + 1 ELSE 1 END,
+               seen_batch_no = s.batch_no, seen_last_id = s.last_id
+             FROM free WHERE s.stream = free.stream AND s.shard = free.shard RETURNING {SHARD}"
+        );
+        let mut tx = self.begin().await?;
+        let rows = sqlx::query(AssertSqlSafe(sql))
+            .bind(&wish.stream)
+            .bind(&wish.nonce.0[..])
+            .bind(i64::from(wish.max))
+            .bind(&wish.owner)
+            .bind(wish.lease_ms as f64)
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(failed)?;
+        let mut owned = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let found = shard(row)?;
+            let parked: Vec<Vec<u8>> = sqlx::query_scalar(
+                "SELECT key FROM semel.outbox_exception
+                 WHERE stream = $1 AND shard = $2 AND kind = 'parked' AND key IS NOT NULL",
+            )
+            .bind(&found.id.stream)
+            .bind(i32::from(found.id.index))
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(failed)?;
+            owned.push(OwnedShard {
+                lease: found.lease(wish.nonce),
+                takeovers: found.takeovers.count,
+                cursor: found.cursor,
+                parked: parked.into_iter().map(Bytes::from).collect(),
+            });
+        }
+        self.commit(tx).await?;
+        owned.sort_by(|a, b| a.lease.shard.cmp(&b.lease.shard));
+        Ok(owned)
+    }
+
+    async fn renew(&self, leases: &[ShardLease], lease_ms: i64) -> Result<Vec<bool>, StoreError> {
+        self.set_until(
+            "until = clock_timestamp() + $5 * interval '1 ms'",
+            leases,
+            lease_ms,
+            "renew",
+        )
+        .await
+    }
+
+    async fn release(&self, leases: &[ShardLease]) -> Result<(), StoreError> {
+        let set = "until = '-infinity', nonce = NULL, owner = ''";
+        self.set_until(set, leases, 0, "release").await.map(|_| ())
+    }
+
+    async fn load(&self, lease: &ShardLease) -> Result<Guarded<Cursor>, StoreError> {
+        let found = self.find_shard(lease, "load").await?;
+        Ok(match found.filter(|found| found.is_owned_by(lease)) {
+            Some(found) => Guarded::Done(found.cursor),
+            None => Guarded::Lost,
+        })
+    }
+
+    async fn open_batch(
+        &self,
+        lease: &ShardLease,
+        from: &Cursor,
+        advance: bool,
+    ) -> Result<Guarded<Opening>, StoreError> {
+        let prev = from.open.as_ref().unwrap_or(&from.prev);
+        let look = self.look(lease, prev).await?;
+        if look.first.is_none() && !(advance && look.cur != prev.as_str()) {
+            return Ok(Guarded::Done(Opening::Empty));
+        }
+        let (prev, open, last_id, batch_no) = match look.first {
+            Some(first) => (
+                prev.as_str(),
+                Some(look.cur.as_str()),
+                first - 1,
+                from.batch_no + 1,
+            ),
+            None => (look.cur.as_str(), None, 0, from.batch_no),
+        };
+        let sql = format!(
+            "UPDATE semel.outbox_shard s SET prev = $6::text::pg_snapshot, open = $7::text::pg_snapshot, last_id = $8,
+               batch_no = $9, version = s.version + 1, suspect = NULL WHERE {MINE} RETURNING {SHARD}"
+        );
+        let row = sqlx::query(AssertSqlSafe(sql))
+            .bind(&lease.shard.stream)
+            .bind(i32::from(lease.shard.index))
+            .bind(lease.epoch.0)
+            .bind(&lease.nonce.0[..])
+            .bind(from.version)
+            .bind(prev)
+            .bind(open)
+            .bind(last_id)
+            .bind(batch_no)
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(|error| autocommit_failed("open_batch", error))?;
+        match row {
+            Some(row) => {
+                let cursor = shard(&row)?.cursor;
+                Ok(Guarded::Done(if open.is_some() {
+                    Opening::Opened(cursor)
+                } else {
+                    Opening::Moved(cursor)
+                }))
+            }
+            None => self.not_mine(lease, "open_batch").await,
+        }
+    }
+
+    async fn read_page(
+        &self,
+        lease: &ShardLease,
+        cursor: &Cursor,
+        after: i64,
+        size: PageSize,
+    ) -> Result<Guarded<Page>, StoreError> {
+        let failed = |error| classify("read_page", error);
+        let found = self.find_shard(lease, "read_page").await?;
+        let Some(found) = found.filter(|found| found.is_owned_by(lease)) else {
+            return Ok(Guarded::Lost);
+        };
+        if found.cursor.batch_no != cursor.batch_no || found.cursor.open != cursor.open {
+            return Ok(Guarded::Reload);
+        }
+        let Some(open) = &cursor.open else {
+            return Ok(Guarded::Done(Page::default()));
+        };
+        let sql = format!(
+            "SELECT {EVENT} FROM semel.outbox
+             WHERE id > $1 AND stream = $2 AND slot BETWEEN $3 AND $4
+               AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot)
+               AND NOT pg_visible_in_snapshot(xid, $6::text::pg_snapshot)
+             ORDER BY id LIMIT $7"
+        );
+        let mut rows = sqlx::query(AssertSqlSafe(sql))
+            .bind(after)
+            .bind(&lease.shard.stream)
+            .bind(i32::from(lease.slots.first))
+            .bind(i32::from(lease.slots.last))
+            .bind(open.as_str())
+            .bind(cursor.prev.as_str())
+            .bind(i64::from(size.rows))
+            .fetch(&self.pool);
+        let mut page = Page::default();
+        let mut bytes = 0;
+        while let Some(row) = rows.try_next().await.map_err(failed)? {
+            let row = page_row(&row)?;
+            bytes += row.row.event.data.as_ref().map_or(0, Bytes::len) as u64;
+            if bytes > size.bytes && !page.rows.is_empty() {
+                page.more = true;
+                break;
+            }
+            page.rows.push(row);
+        }
+        page.more |= page.rows.len() >= size.rows as usize;
+        Ok(Guarded::Done(page))
+    }
+
+    async fn save_cursor(
+        &self,
+        lease: &ShardLease,
+        save: &CursorSave,
+    ) -> Result<Guarded<Cursor>, StoreError> {
+        let next = save.apply();
+        let sql = format!(
+            "UPDATE semel.outbox_shard s SET prev = $7::text::pg_snapshot, open = $8::text::pg_snapshot, last_id = $9,
+               version = $10, suspect = $11 WHERE {MINE} AND s.batch_no = $6"
+        );
+        let update = sqlx::query(AssertSqlSafe(sql))
+            .bind(&lease.shard.stream)
+            .bind(i32::from(lease.shard.index))
+            .bind(lease.epoch.0)
+            .bind(&lease.nonce.0[..])
+            .bind(save.from.version)
+            .bind(next.batch_no)
+            .bind(next.prev.as_str())
+            .bind(next.open.as_ref().map(Mark::as_str))
+            .bind(next.last_id)
+            .bind(next.version)
+            .bind(next.suspect);
+        if save.exceptions.is_empty() {
+            let done = update
+                .execute(&self.pool)
+                .await
+                .map_err(|e| autocommit_failed("save_cursor", e))?;
+            return if done.rows_affected() == 1 {
+                Ok(Guarded::Done(next))
+            } else {
+                self.not_mine(lease, "save_cursor").await
+            };
+        }
+        let failed = |error| classify("save_cursor", error);
+        let mut tx = self.begin().await?;
+        if update.execute(&mut *tx).await.map_err(failed)?.rows_affected() != 1 {
+            tx.rollback().await.map_err(failed)?;
+            return self.not_mine(lease, "save_cursor").await;
+        }
+        for it in &save.exceptions {
+            sqlx::query(
+                "INSERT INTO semel.outbox_exception (id, shard, kind, attempts, reason, stream, slot, event_id,
+                   topic, type, source, key, content_type, headers, data, traceparent, created_at)
+                 SELECT id, $2, $3, $4, $5, stream, slot, event_id, topic, type, source, key, content_type,
+                   headers, data, traceparent, created_at
+                 FROM semel.outbox WHERE id = $1 ON CONFLICT (id) DO NOTHING",
+            )
+            .bind(it.row)
+            .bind(i32::from(lease.shard.index))
+            .bind(it.kind.as_str())
+            .bind(i64::from(it.attempts))
+            .bind(&it.reason)
+            .execute(&mut *tx)
+            .await
+            .map_err(failed)?;
+        }
+        self.commit(tx).await?;
+        Ok(Guarded::Done(next))
+    }
+
+    async fn exceptions(
+        &self,
+        stream: &str,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<StoredException>, StoreError> {
+        let sql = format!(
+            "SELECT shard, kind, attempts, reason, semel.us(since) AS since_us, {EVENT} FROM semel.outbox_exception
+             WHERE stream = $1 AND id > $2 ORDER BY id LIMIT $3"
+        );
+        let rows = sqlx::query(AssertSqlSafe(sql))
+            .bind(stream)
+            .bind(after)
+            .bind(i64::from(limit))
+            .fetch_all(&self.pool)
+            .await
+            .map_err(|error| classify("exceptions", error))?;
+        rows.iter().map(exception).collect()
+    }
+
+    async fn clean(&self, keep_ms: i64, limit: u32) -> Result<u64, StoreError> {
+        // One statement, so what it deletes is what it has just seen to be settled; a cleaner beside it is passed by.
+        let done = sqlx::query(
+            "DELETE FROM semel.outbox WHERE id IN (
+               SELECT o.id FROM semel.outbox o
+               JOIN semel.outbox_shard s ON s.stream = o.stream AND o.slot BETWEEN s.slot_first AND s.slot_last
+               WHERE pg_visible_in_snapshot(o.xid, s.prev)
+                 AND o.created_at < clock_timestamp() - $1 * interval '1 ms'
+               ORDER BY o.id LIMIT $2 FOR UPDATE OF o SKIP LOCKED)",
+        )
+        .bind(keep_ms as f64)
+        .bind(i64::from(limit))
+        .execute(&self.pool)
+        .await
+        .map_err(|error| autocommit_failed("clean", error))?;
+        Ok(done.rows_affected())
+    }
+
+    async fn backlog(&self) -> Result<Backlog, StoreError> {
+        let failed = |error| classify("backlog", error);
+        let sql = format!("SELECT {SHARD} FROM semel.outbox_shard s ORDER BY s.stream, s.shard");
+        let rows = sqlx::query(AssertSqlSafe(sql))
+            .fetch_all(&self.pool)
+            .await
+            .map_err(failed)?;
+        let mut backlog = Backlog::default();
+        for row in &rows {
+            let found = shard(row)?;
+            let sql = format!(
+                "SELECT count(*) AS rows,
+                   (extract(epoch FROM clock_timestamp() - min(created_at)) * 1000)::bigint AS oldest_ms,
+                   (SELECT count(*) FROM semel.outbox_exception WHERE stream = $2 AND shard = $8) AS exceptions
+                 FROM (SELECT created_at FROM ({NOT_IN_PREV}) b
+                   WHERE NOT ($5::text IS NOT NULL AND id <= $6
+                     AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot)) LIMIT $7) t"
+            );
+            let row = sqlx::query(AssertSqlSafe(sql))
+                .bind(found.cursor.prev.as_str())
+                .bind(&found.id.stream)
+                .bind(i32::from(found.slots.first))
+                .bind(i32::from(found.slots.last))
+                .bind(found.cursor.open.as_ref().map(Mark::as_str))
+                .bind(found.cursor.last_id)
+                .bind(i64::try_from(BACKLOG_ROWS_COUNTED_MAX).unwrap_or(i64::MAX))
+                .bind(i32::from(found.id.index))
+                .fetch_one(&self.pool)
+                .await
+                .map_err(failed)?;
+            let (rows, oldest, exceptions) = numbers(&row).map_err(failed)?;
+            backlog.shards.push(ShardBacklog {
+                owner: (found.held && found.nonce.is_some()).then_some(found.owner),
+                shard: found.id,
+                rows,
+                oldest_ms: oldest.map(|ms| ms.max(0)),
+                exceptions,
+                batch_no: found.cursor.batch_no,
+                takeovers: found.takeovers.count,
+            });
+        }
+        backlog.orphan_streams = sqlx::query_scalar(
+            "SELECT DISTINCT stream FROM (SELECT stream FROM semel.outbox ORDER BY id LIMIT $1) o
+             WHERE stream NOT IN (SELECT stream FROM semel.outbox_shard) ORDER BY stream",
+        )
+        .bind(i64::try_from(BACKLOG_ROWS_COUNTED_MAX).unwrap_or(i64::MAX))
+        .fetch_all(&self.pool)
+        .await
+        .map_err(failed)?;
+        Ok(backlog)
+    }
+}
+
+fn numbers(row: &PgRow) -> Result<(u64, Option<i64>, u64), sqlx::Error> {
+    let (rows, exceptions): (i64, i64) = (row.try_get("rows")?, row.try_get("exceptions")?);
+    Ok((
+        u64::try_from(rows).unwrap_or(0),
+        row.try_get("oldest_ms")?,
+        u64::try_from(exceptions).unwrap_or(0),
+    ))
+}
+
+impl Postgres {
+    /// One statement: what is visible to it is what is visible in the snapshot that it returns.
+    async fn look(&self, lease: &ShardLease, prev: &Mark) -> Result<Look, StoreError> {
+        let failed = |error| classify("open_batch", error);
+        let sql = format!(
+            "SELECT pg_current_snapshot()::text AS cur, pg_is_in_recovery() AS standby,
+               (SELECT system_identifier FROM pg_control_system())
+                 = (SELECT system_id FROM semel.outbox_incarnation) AS home,
+               pg_snapshot_xmax(pg_current_snapshot()) >= pg_snapshot_xmax($1::text::pg_snapshot) AS forward,
+               (SELECT min(id) FROM ({NOT_IN_PREV}) b) AS first"
+        );
+        let row = sqlx::query(AssertSqlSafe(sql))
+            .bind(prev.as_str())
+            .bind(&lease.shard.stream)
+            .bind(i32::from(lease.slots.first))
+            .bind(i32::from(lease.slots.last))
+            .fetch_one(&self.pool)
+            .await
+            .map_err(failed)?;
+        let read = || -> Result<(Look, bool, bool, bool), sqlx::Error> {
+            let look = Look {
+                cur: row.try_get("cur")?,
+                first: row.try_get("first")?,
+            };
+            Ok((
+                look,
+                row.try_get("standby")?,
+                row.try_get("home")?,
+                row.try_get("forward")?,
+            ))
+        };
+        let (look, standby, home, forward) = read().map_err(failed)?;
+        if standby {
+            let text =
+                "this server is a standby, whose snapshots do not say what is open; connect to the primary";
+            return Err(StoreError::new(ErrorKind::Unavailable, "open_batch", text));
+        }
+        if !home || !forward {
+            let text = format!(
+                "the cursor of {} was made on another server or at a later time than this one has reached (a restore, a \
+                 copy, an upgrade): stop the relays, then SELECT semel.adopt_outbox(), which sends every row still kept \
+                 again with the same event ids",
+                lease.shard
+            );
+            return Err(StoreError::new(ErrorKind::IdentityChanged, "open_batch", text));
+        }
+        Ok(look)
+    }
+
+    async fn find_shard(
+        &self,
+        lease: &ShardLease,
+        operation: &'static str,
+    ) -> Result<Option<Shard>, StoreError> {
+        let sql = format!("SELECT {SHARD} FROM semel.outbox_shard s WHERE s.stream = $1 AND s.shard = $2");
+        let row: Option<PgRow> = sqlx::query(AssertSqlSafe(sql))
+            .bind(&lease.shard.stream)
+            .bind(i32::from(lease.shard.index))
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(|error| classify(operation, error))?;
+        row.as_ref().map(shard).transpose()
+    }
+
+    /// Why a guarded write matched no row.
+    async fn not_mine<T>(
+        &self,
+        lease: &ShardLease,
+        operation: &'static str,
+    ) -> Result<Guarded<T>, StoreError> {
+        let found = self.find_shard(lease, operation).await?;
+        Ok(if found.is_some_and(|found| found.is_owned_by(lease)) {
+            Guarded::Reload
+        } else {
+            Guarded::Lost
+        })
+    }
+
+    async fn set_until(
+        &self,
+        set: &'static str,
+        leases: &[ShardLease],
+        ms: i64,
+        operation: &'static str,
+    ) -> Result<Vec<bool>, StoreError> {
+        let sql = format!(
+            "UPDATE semel.outbox_shard s SET {set}
+             FROM unnest($1::text[], $2::integer[], $3::bigint[], $4::bytea[]) AS l(stream, shard, epoch, nonce)
+             WHERE s.stream = l.stream AND s.shard = l.shard AND s.epoch = l.epoch AND s.nonce = l.nonce
+             RETURNING s.stream, s.shard"
+        );
+        let rows: Vec<(String, i32)> = sqlx::query_as(AssertSqlSafe(sql))
+            .bind(
+                leases
+                    .iter()
+                    .map(|lease| lease.shard.stream.as_str())
+                    .collect::<Vec<_>>(),
+            )
+            .bind(
+                leases
+                    .iter()
+                    .map(|lease| i32::from(lease.shard.index))
+                    .collect::<Vec<_>>(),
+            )
+            .bind(leases.iter().map(|lease| lease.epoch.0).collect::<Vec<_>>())
+            .bind(leases.iter().map(|lease| &lease.nonce.0[..]).collect::<Vec<_>>())
+            .bind(ms as f64)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(|error| autocommit_failed(operation, error))?;
+        let mine = |lease: &ShardLease| {
+            rows.iter().any(|(stream, shard)| {
+                *stream == lease.shard.stream && *shard == i32::from(lease.shard.index)
+            })
+        };
+        Ok(leases.iter().map(mine).collect())
+    }
+}

@@ -2,9 +2,11 @@
 
 mod inbox;
 mod keys;
+mod outbox;
 mod transact;
 
 pub(crate) use inbox::mark_many_ms;
 pub use inbox::{InboxTx, mark_many};
 pub use keys::{Once, OnceOptions, Pending, once};
+pub use outbox::{enqueue, enqueue_many};
 pub use transact::{REPEAT, TxError, TxFuture, transact};

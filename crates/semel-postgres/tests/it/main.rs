@@ -3,4 +3,5 @@
 
 mod inbox;
 mod keys;
+mod outbox;
 mod schema;

@@ -1,0 +1,158 @@
+//! Rows of the outbox tables as values, and back.
+
+use bytes::Bytes;
+use semel_core::inbox::headers;
+use semel_core::relay::{Cursor, Epoch, Mark, ShardId, ShardLease, Slots, Takeovers};
+use semel_core::store::{Exception, ExceptionKind, OutboxRow, PageRow, StoredException};
+use semel_core::{ErrorKind, Event, Nonce, StoreError, Timestamp};
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
+
+use crate::error::classify;
+
+/// The columns that [`page_row`] reads.
+pub(super) const EVENT: &str = "id, stream, event_id, topic, type, source, key, content_type, headers, data,
+  traceparent, semel.us(created_at) AS created_us";
+/// The columns that [`shard`] reads, of the table `s`.
+pub(super) const SHARD: &str = "s.stream, s.shard, s.slot_first, s.slot_last, s.epoch, s.nonce, s.owner,
+  s.until > clock_timestamp() AS held, s.prev::text AS prev, s.open::text AS open, s.last_id, s.batch_no, s.version,
+  s.suspect, s.takeovers";
+
+/// One row of `semel.outbox_shard`.
+pub(super) struct Shard {
+    pub(super) id: ShardId,
+    pub(super) slots: Slots,
+    pub(super) epoch: i64,
+    pub(super) nonce: Option<Nonce>,
+    pub(super) owner: String,
+    pub(super) held: bool,
+    pub(super) cursor: Cursor,
+    pub(super) takeovers: Takeovers,
+}
+
+impl Shard {
+    pub(super) fn is_owned_by(&self, lease: &ShardLease) -> bool {
+        self.epoch == lease.epoch.0 && self.nonce == Some(lease.nonce)
+    }
+
+    pub(super) fn lease(&self, nonce: Nonce) -> ShardLease {
+        ShardLease {
+            shard: self.id.clone(),
+            slots: self.slots,
+            epoch: Epoch(self.epoch),
+            nonce,
+        }
+    }
+}
+
+pub(super) fn shard(row: &PgRow) -> Result<Shard, StoreError> {
+    let small = |column: &'static str| -> Result<u16, sqlx::Error> {
+        let value: i32 = row.try_get(column)?;
+        u16::try_from(value).map_err(|error| sqlx::Error::Decode(error.into()))
+    };
+    let read = || -> Result<Shard, sqlx::Error> {
+        let nonce: Option<Vec<u8>> = row.try_get("nonce")?;
+        let takeovers: i32 = row.try_get("takeovers")?;
+        Ok(Shard {
+            id: ShardId {
+                stream: row.try_get("stream")?,
+                index: small("shard")?,
+            },
+            slots: Slots {
+                first: small("slot_first")?,
+                last: small("slot_last")?,
+            },
+            epoch: row.try_get("epoch")?,
+            nonce: nonce.and_then(|bytes| bytes.try_into().ok()).map(Nonce),
+            owner: row.try_get("owner")?,
+            held: row.try_get("held")?,
+            cursor: Cursor {
+                prev: Mark::new(row.try_get::<String, _>("prev")?),
+                open: row.try_get::<Option<String>, _>("open")?.map(Mark::new),
+                last_id: row.try_get("last_id")?,
+                batch_no: row.try_get("batch_no")?,
+                version: row.try_get("version")?,
+                suspect: row.try_get("suspect")?,
+            },
+            takeovers: Takeovers {
+                count: u32::try_from(takeovers).unwrap_or(0),
+                ..Takeovers::default()
+            },
+        })
+    };
+    read().map_err(|error| {
+        StoreError::new(
+            ErrorKind::Corrupt,
+            "read shard",
+            "a row of semel.outbox_shard cannot be read",
+        )
+        .with_source(error)
+    })
+}
+
+/// A row of the outbox or of the exceptions. What cannot be read makes this row refused, never the page.
+pub(super) fn page_row(row: &PgRow) -> Result<PageRow, StoreError> {
+    let read = || -> Result<PageRow, sqlx::Error> {
+        let bytes = |column| {
+            row.try_get::<Option<Vec<u8>>, _>(column)
+                .map(|value| value.map(Bytes::from))
+        };
+        let stored: Option<String> = row.try_get("headers")?;
+        let (pairs, refused) = match stored.as_deref().map(|text| headers::decode(text.as_bytes())) {
+            None => (Vec::new(), None),
+            Some(Some(pairs)) => (pairs, None),
+            Some(None) => (
+                Vec::new(),
+                Some(r#"headers are not JSON of the form [["name","hexadecimal value"]]"#.to_owned()),
+            ),
+        };
+        let event = Event {
+            id: row.try_get("event_id")?,
+            stream: row.try_get("stream")?,
+            topic: row.try_get("topic")?,
+            kind: row.try_get("type")?,
+            source: row.try_get("source")?,
+            key: bytes("key")?,
+            content_type: row.try_get("content_type")?,
+            headers: pairs
+                .into_iter()
+                .map(|(name, value)| (name, value.unwrap_or_default()))
+                .collect(),
+            data: bytes("data")?,
+            traceparent: row.try_get("traceparent")?,
+        };
+        let created_at = Timestamp(row.try_get("created_us")?);
+        Ok(PageRow {
+            row: OutboxRow {
+                row: row.try_get("id")?,
+                created_at,
+                event,
+            },
+            refused,
+        })
+    };
+    read().map_err(|error| classify("read row", error))
+}
+
+pub(super) fn exception(row: &PgRow) -> Result<StoredException, StoreError> {
+    let page_row = page_row(row)?;
+    let read = || -> Result<StoredException, sqlx::Error> {
+        let kind: String = row.try_get("kind")?;
+        let (index, attempts): (i32, i64) = (row.try_get("shard")?, row.try_get("attempts")?);
+        Ok(StoredException {
+            shard: ShardId {
+                stream: page_row.row.event.stream.clone(),
+                index: u16::try_from(index).map_err(|error| sqlx::Error::Decode(error.into()))?,
+            },
+            exception: Exception {
+                row: page_row.row.row,
+                kind: ExceptionKind::parse(&kind).unwrap_or(ExceptionKind::Parked),
+                attempts: u32::try_from(attempts).unwrap_or(u32::MAX),
+                reason: row.try_get("reason")?,
+            },
+            since: Timestamp(row.try_get("since_us")?),
+            row: page_row.clone(),
+        })
+    };
+    read().map_err(|error| classify("exceptions", error))
+}

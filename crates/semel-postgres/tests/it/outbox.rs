@@ -1,0 +1,437 @@
+//! PostgreSQL obeys the laws of the outbox, and what only PostgreSQL can get wrong.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use semel_core::host::{random_16, uuid_v7};
+use semel_core::relay::{Cursor, OwnedShard};
+use semel_core::store::{Acquire, CursorSave, Guarded, Opening, PageSize};
+use semel_core::{ErrorKind, Event, Nonce, OutboxStore as _, StoreError, SystemClock};
+use semel_postgres::{Config, Postgres, tx};
+use semel_testkit::laws::outbox::{World, Writer};
+use semel_testkit::servers::PostgresServer;
+use sqlx::Transaction;
+
+use super::keys::Lent;
+
+const EMPTY: &str = "TRUNCATE semel.outbox, semel.outbox_shard, semel.outbox_exception";
+
+async fn fresh() -> (Lent, Postgres) {
+    let (lent, db) = Lent::take().await;
+    sqlx::raw_sql(EMPTY).execute(db.pool()).await.unwrap();
+    (lent, db)
+}
+
+async fn world() -> (World, Lent) {
+    let (lent, db) = fresh().await;
+    let (writers, aging) = (db.clone(), db.clone());
+    let begin = move || {
+        let db = writers.clone();
+        async move {
+            let tx = db.begin().await.unwrap();
+            Box::new(Tx { db, tx }) as Box<dyn Writer>
+        }
+    };
+    let pass = move |ms: i64| {
+        let db = aging.clone();
+        async move {
+            sqlx::query("UPDATE semel.outbox_shard SET until = until - $1 * interval '1 ms'")
+                .bind(ms as f64)
+                .execute(db.pool())
+                .await
+                .unwrap();
+        }
+    };
+    (World::new(Arc::new(db), true, begin, pass), lent)
+}
+
+struct Tx {
+    db: Postgres,
+    tx: Transaction<'static, sqlx::Postgres>,
+}
+
+#[async_trait]
+impl Writer for Tx {
+    async fn lock(&mut self, key: &str) {
+        sqlx::query("SELECT pg_advisory_xact_lock(hashtext($1))")
+            .bind(key)
+            .execute(&mut *self.tx)
+            .await
+            .unwrap();
+    }
+
+    async fn enqueue(&mut self, event: &Event) -> Result<i64, StoreError> {
+        tx::enqueue(&mut self.tx, event).await
+    }
+
+    async fn commit(self: Box<Self>) {
+        self.db.commit(self.tx).await.unwrap();
+    }
+
+    async fn rollback(self: Box<Self>) {
+        self.tx.rollback().await.unwrap();
+    }
+}
+
+mod laws {
+    semel_testkit::outbox_laws!(super::world());
+}
+
+fn event(key: &str, text: &str) -> Event {
+    Event::new(uuid_v7(&SystemClock), "orders", "placed")
+        .with_key(key.as_bytes().to_vec())
+        .with_data("text/plain", text.as_bytes().to_vec())
+}
+
+async fn write(db: &Postgres, events: &[Event]) -> Vec<i64> {
+    let mut tx = db.begin().await.unwrap();
+    let rows = tx::enqueue_many(&mut tx, events).await.unwrap();
+    db.commit(tx).await.unwrap();
+    rows
+}
+
+async fn own(db: &Postgres) -> OwnedShard {
+    db.register_stream("default", 1).await.unwrap();
+    let nonce = Nonce(random_16());
+    let wish = Acquire {
+        stream: "default".to_owned(),
+        max: 1,
+        owner: "test".to_owned(),
+        nonce,
+        lease_ms: 60_000,
+    };
+    db.acquire(&wish).await.unwrap().pop().expect("the shard is free")
+}
+
+/// Opens a batch and reads it to its end; finishes it.
+async fn batch(db: &Postgres, owned: &mut OwnedShard) -> Vec<String> {
+    let opening = db.open_batch(&owned.lease, &owned.cursor, false).await.unwrap();
+    let Guarded::Done(Opening::Opened(cursor)) = opening else {
+        return Vec::new();
+    };
+    let texts = rest(db, owned, &cursor).await;
+    let save = CursorSave {
+        from: cursor,
+        last_id: i64::MAX,
+        finished: true,
+        suspect: None,
+        exceptions: Vec::new(),
+    };
+    let Guarded::Done(cursor) = db.save_cursor(&owned.lease, &save).await.unwrap() else {
+        panic!("not the owner")
+    };
+    owned.cursor = cursor;
+    texts
+}
+
+async fn rest(db: &Postgres, owned: &OwnedShard, cursor: &Cursor) -> Vec<String> {
+    let (mut texts, mut after) = (Vec::new(), cursor.last_id);
+    loop {
+        let size = PageSize {
+            rows: 500,
+            bytes: 1 << 20,
+        };
+        let Guarded::Done(page) = db.read_page(&owned.lease, cursor, after, size).await.unwrap() else {
+            panic!("not the owner")
+        };
+        for row in &page.rows {
+            assert_eq!(row.refused, None);
+            assert!(row.row.row > after, "out of order");
+            after = row.row.row;
+            let data = row.row.event.data.clone().unwrap_or_default();
+            texts.push(String::from_utf8(data.to_vec()).unwrap());
+        }
+        if !page.more {
+            return texts;
+        }
+    }
+}
+
+/// Somebody's open transaction, on the outbox or not, stalls nobody: neither a writer that is idle nor one that only
+/// holds row locks elsewhere.
+#[tokio::test]
+async fn an_idle_transaction_with_an_xid_stalls_nobody() {
+    let (_lent, db) = fresh().await;
+    sqlx::raw_sql("CREATE TABLE IF NOT EXISTS other (n int); INSERT INTO other VALUES (1)")
+        .execute(db.pool())
+        .await
+        .unwrap();
+    let mut owned = own(&db).await;
+    let mut idle = db.begin().await.unwrap();
+    sqlx::query("SELECT n FROM other FOR UPDATE")
+        .execute(&mut *idle)
+        .await
+        .unwrap();
+    for n in 0..3 {
+        write(&db, &[event("k", &n.to_string())]).await;
+        assert_eq!(batch(&db, &mut owned).await, [n.to_string()]);
+    }
+    idle.rollback().await.unwrap();
+    assert!(batch(&db, &mut owned).await.is_empty());
+}
+
+/// Rows of a released savepoint carry their transaction's id; rows of one rolled back are never seen.
+#[tokio::test]
+async fn savepoints_are_seen_or_not_like_their_transaction() {
+    let (_lent, db) = fresh().await;
+    let mut owned = own(&db).await;
+    let mut tx = db.begin().await.unwrap();
+    for (name, keep) in [("a", true), ("b", false), ("c", true)] {
+        sqlx::raw_sql("SAVEPOINT s").execute(&mut *tx).await.unwrap();
+        tx::enqueue(&mut tx, &event("k", name)).await.unwrap();
+        let end = if keep { "RELEASE s" } else { "ROLLBACK TO s" };
+        sqlx::raw_sql(end).execute(&mut *tx).await.unwrap();
+    }
+    assert!(batch(&db, &mut owned).await.is_empty(), "not committed yet");
+    db.commit(tx).await.unwrap();
+    assert_eq!(batch(&db, &mut owned).await, ["a", "c"]);
+}
+
+/// The SQL function and the Rust function write the same row, slot included.
+#[tokio::test]
+async fn the_sql_function_writes_what_rust_writes() {
+    let (_lent, db) = fresh().await;
+    let mut owned = own(&db).await;
+    let given = event("k\0\u{e9}", "x")
+        .with_header("a", "1")
+        .with_header("a", "\u{e9}");
+    write(&db, std::slice::from_ref(&given)).await;
+    sqlx::query(
+        r#"SELECT semel.enqueue('orders', 'placed', data => $1, key => $2, content_type => 'text/plain',
+             headers => '[["a","1"],["a","é"]]', event_id => $3)"#,
+    )
+    .bind(given.data.as_deref())
+    .bind(given.key.as_deref())
+    .bind(given.id)
+    .execute(db.pool())
+    .await
+    .unwrap();
+    let Guarded::Done(Opening::Opened(cursor)) =
+        db.open_batch(&owned.lease, &owned.cursor, false).await.unwrap()
+    else {
+        panic!("two rows are there")
+    };
+    let size = PageSize {
+        rows: 10,
+        bytes: 1 << 20,
+    };
+    let Guarded::Done(page) = db.read_page(&owned.lease, &cursor, 0, size).await.unwrap() else {
+        panic!("mine")
+    };
+    let events: Vec<&Event> = page.rows.iter().map(|row| &row.row.event).collect();
+    assert_eq!(events, [&given, &given]);
+    let slots: Vec<i16> = sqlx::query_scalar("SELECT slot FROM semel.outbox")
+        .fetch_all(db.pool())
+        .await
+        .unwrap();
+    assert_eq!(slots, [given.slot() as i16; 2]);
+    owned.cursor = cursor;
+}
+
+/// What could never be sent is refused in SQL too, and the constraint's name says the limit.
+#[tokio::test]
+async fn sql_refuses_what_can_never_be_sent() {
+    let (_lent, db) = fresh().await;
+    for (sql, limit) in [
+        ("SELECT semel.enqueue('a b', 't')", "topic_is_1_to_249"),
+        ("SELECT semel.enqueue('..', 't')", "topic_is_1_to_249"),
+        ("SELECT semel.enqueue('t', '')", "type_is_1_to_255_bytes"),
+        (
+            "SELECT semel.enqueue('t', 't', data => convert_to(repeat('x', 900001), 'UTF8'))",
+            "900000_bytes",
+        ),
+        (
+            "SELECT semel.enqueue('t', 't', key => '')",
+            "key_is_1_to_1024_bytes",
+        ),
+        (
+            "SELECT semel.enqueue('t', 't', content_type => E'a\\r\\nb')",
+            "without_control_characters",
+        ),
+        (
+            "INSERT INTO semel.outbox (topic, type, xid) VALUES ('t', 't', '3')",
+            "leave the column out",
+        ),
+        (
+            "INSERT INTO semel.outbox (topic, type, slot) VALUES ('t', 't', 3)",
+            "slot",
+        ),
+    ] {
+        let error = sqlx::raw_sql(sql)
+            .execute(db.pool())
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(limit), "{sql}: {error}");
+    }
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM semel.outbox")
+        .fetch_one(db.pool())
+        .await
+        .unwrap();
+    assert_eq!(rows, 0);
+}
+
+/// Rule O9: on another cluster transaction ids mean nothing. The relay stops; after the documented step every row still
+/// kept goes out again, in order.
+#[tokio::test]
+async fn another_cluster_stops_the_relay_until_it_is_adopted() {
+    let (_lent, db) = fresh().await;
+    let mut owned = own(&db).await;
+    let events: Vec<Event> = (0..5).map(|n| event("k", &n.to_string())).collect();
+    write(&db, &events).await;
+    assert_eq!(batch(&db, &mut owned).await.len(), 5);
+    write(&db, &[event("k", "5")]).await;
+    sqlx::raw_sql("UPDATE semel.outbox_incarnation SET system_id = 1")
+        .execute(db.pool())
+        .await
+        .unwrap();
+    let error = db
+        .open_batch(&owned.lease, &owned.cursor, false)
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::IdentityChanged);
+    assert!(error.to_string().contains("semel.adopt_outbox()"), "{error}");
+
+    let adopted: i64 = sqlx::query_scalar("SELECT semel.adopt_outbox()")
+        .fetch_one(db.pool())
+        .await
+        .unwrap();
+    assert_eq!(adopted, 6);
+    assert_eq!(
+        db.load(&owned.lease).await.unwrap(),
+        Guarded::Lost,
+        "whoever owned it before must not go on"
+    );
+    let mut owned = own(&db).await;
+    assert_eq!(batch(&db, &mut owned).await, ["0", "1", "2", "3", "4", "5"]);
+}
+
+/// Rule O3's cousin: a cursor from a later time than the server has reached (a storage-level restore).
+#[tokio::test]
+async fn a_cursor_from_the_future_stops_the_relay() {
+    let (_lent, db) = fresh().await;
+    let owned = own(&db).await;
+    sqlx::raw_sql("UPDATE semel.outbox_shard SET prev = '9000000000:9000000000:'")
+        .execute(db.pool())
+        .await
+        .unwrap();
+    let Guarded::Done(cursor) = db.load(&owned.lease).await.unwrap() else {
+        panic!("mine")
+    };
+    let error = db.open_batch(&owned.lease, &cursor, false).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::IdentityChanged);
+}
+
+/// A large backlog is read by pages along the primary key, and an idle look touches the index on xid alone.
+#[tokio::test]
+async fn a_backlog_is_paged_and_hot_statements_use_their_index() {
+    let (_lent, db) = fresh().await;
+    let mut owned = own(&db).await;
+    sqlx::raw_sql(
+        "INSERT INTO semel.outbox (topic, type, key, data)
+           SELECT 'orders', 'placed', convert_to((n % 100)::text, 'UTF8'), convert_to(n::text, 'UTF8')
+           FROM generate_series(1, 30000) n;
+         ANALYZE semel.outbox",
+    )
+    .execute(db.pool())
+    .await
+    .unwrap();
+    let texts = batch(&db, &mut owned).await;
+    assert_eq!(texts.len(), 30_000);
+    assert!(
+        texts
+            .iter()
+            .enumerate()
+            .all(|(n, text)| *text == (n + 1).to_string())
+    );
+
+    // The cursor as stored; the generic plan is what a prepared statement ends up with.
+    sqlx::raw_sql("SET plan_cache_mode = force_generic_plan")
+        .execute(db.pool())
+        .await
+        .unwrap();
+    let prev = owned.cursor.prev.as_str();
+    for (what, sql) in [
+        (
+            "look",
+            format!(
+                "EXPLAIN SELECT min(id) FROM ((SELECT id FROM semel.outbox
+                   WHERE xid >= pg_snapshot_xmax('{prev}'::pg_snapshot) AND stream = 'default' OFFSET 0)
+                 UNION ALL (SELECT id FROM semel.outbox
+                   WHERE xid = ANY(ARRAY(SELECT pg_snapshot_xip('{prev}'::pg_snapshot))) OFFSET 0)) b"
+            ),
+        ),
+        (
+            "page",
+            format!(
+                "EXPLAIN SELECT * FROM semel.outbox WHERE id > 100 AND stream = 'default'
+                   AND NOT pg_visible_in_snapshot(xid, '{prev}'::pg_snapshot) ORDER BY id LIMIT 500"
+            ),
+        ),
+    ] {
+        let lines: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(sql))
+            .fetch_all(db.pool())
+            .await
+            .unwrap();
+        let plan = lines.join("\n");
+        assert!(!plan.contains("Seq Scan on outbox"), "{what}:\n{plan}");
+        assert!(!plan.contains("Sort"), "{what}:\n{plan}");
+    }
+}
+
+/// Rules O2 and K7: rows committed with `synchronous_commit = off` are sent only when they are durable. Whatever a
+/// batch held before the server was killed is still there afterwards, and everything comes exactly once per cursor.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_kill_9_of_the_server_nothing_sent_was_a_phantom_and_nothing_is_lost() {
+    let mut server = tokio::task::spawn_blocking(PostgresServer::start).await.unwrap();
+    let url = server.fresh_database();
+    let db = Postgres::connect(Config::new(&url)).await.unwrap();
+    db.migrate().await.unwrap();
+    let mut owned = own(&db).await;
+    let mut sent = Vec::new();
+    for round in 0..5 {
+        let mut tx = db.begin().await.unwrap();
+        sqlx::raw_sql("SET LOCAL synchronous_commit = off")
+            .execute(&mut *tx)
+            .await
+            .unwrap();
+        let events: Vec<Event> = (0..10).map(|n| event("k", &format!("{round}.{n}"))).collect();
+        tx::enqueue_many(&mut tx, &events).await.unwrap();
+        tx.commit().await.unwrap();
+        // The batch is open, so it may be sent; the cursor is not finished yet.
+        let opening = db.open_batch(&owned.lease, &owned.cursor, false).await.unwrap();
+        let Guarded::Done(Opening::Opened(cursor)) = opening else {
+            panic!("rows are there")
+        };
+        sent = rest(&db, &owned, &cursor).await;
+        owned.cursor = cursor;
+    }
+    assert_eq!(sent.len(), 10);
+    server.kill();
+    db.close().await;
+    let server = tokio::task::spawn_blocking(move || {
+        server.restart();
+        server
+    })
+    .await
+    .unwrap();
+
+    let db = Postgres::connect(Config::new(&url)).await.unwrap();
+    let Guarded::Done(cursor) = db.load(&owned.lease).await.unwrap() else {
+        panic!("the lease has not ended")
+    };
+    assert_eq!(cursor, owned.cursor, "a saved cursor is durable");
+    assert_eq!(
+        rest(&db, &owned, &cursor).await,
+        sent,
+        "the open batch is what it was"
+    );
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM semel.outbox")
+        .fetch_one(db.pool())
+        .await
+        .unwrap();
+    assert_eq!(rows, 50, "every batch that was opened is durable");
+    write(&db, &[event("k", "after")]).await;
+    assert_eq!(batch(&db, &mut owned).await, ["after"]);
+    drop(server);
+}
