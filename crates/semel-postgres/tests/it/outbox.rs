@@ -100,7 +100,7 @@ async fn own(db: &Postgres) -> OwnedShard {
         nonce,
         lease_ms: 60_000,
     };
-    db.acquire(&wish).await.unwrap().pop().expect("the shard is free")
+    db.acquire(&wish).await.unwrap().pop().unwrap()
 }
 
 /// Opens a batch and reads it to its end; finishes it.

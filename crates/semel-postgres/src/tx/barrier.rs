@@ -1,0 +1,1 @@
+//! Being written by helper `pgsaga`; helper `saga`: leave PostgreSQL to it.
