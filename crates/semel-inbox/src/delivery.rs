@@ -2,8 +2,7 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName};
-use semel_core::inbox::mark::check_id;
-use semel_core::key::derive;
+use semel_core::inbox::mark::{self, check_id};
 use semel_core::limits::LimitExceeded;
 
 /// A webhook delivery in CloudEvents' binary mode, or any POST with an id.
@@ -142,10 +141,7 @@ fn id(headers: &HeaderMap, event_id: Option<&str>, source: Option<&str>) -> Resu
     }
     match (event_id, source) {
         (Some(""), _) => Err(bad("ce-id", "it is empty")),
-        (Some(id), Some(source)) => Ok(Bytes::copy_from_slice(&derive(&[
-            source.as_bytes(),
-            id.as_bytes(),
-        ]))),
+        (Some(id), Some(source)) => Ok(mark::event_id(source.as_bytes(), id.as_bytes())),
         (Some(_), None) => Err(bad(
             "ce-source",
             "it is missing, and ce-id is unique only within its source",

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::key::derive;
 use crate::limits::{self, LimitExceeded};
 
 /// Whether a message is to be handled.
@@ -96,6 +97,21 @@ pub fn check_id(id: &[u8]) -> Result<(), LimitExceeded> {
     )
 }
 
+/// The name of a CloudEvent for an inbox: its id, which is unique only within its source, with that source. The id comes
+/// first, so that ids that grow stay kind to an index. What is too long, or holds a zero byte, goes as its SHA-256.
+#[must_use]
+pub fn event_id(source: &[u8], id: &[u8]) -> Bytes {
+    let length = id.len() + 1 + source.len();
+    if length > limits::KEY_ID_BYTES_MAX || id.contains(&0) {
+        return Bytes::copy_from_slice(&derive(&[source, id]));
+    }
+    let mut name = Vec::with_capacity(length);
+    name.extend_from_slice(id);
+    name.push(0);
+    name.extend_from_slice(source);
+    name.into()
+}
+
 /// A retention in whole milliseconds.
 ///
 /// # Errors
@@ -147,6 +163,23 @@ mod tests {
         assert!(retention_ms(Duration::ZERO).is_err());
         assert_eq!(retention_ms(Duration::from_secs(1)).unwrap(), 1_000);
         assert!(retention_ms(Duration::MAX).is_err());
+    }
+
+    #[test]
+    fn events_of_other_sources_have_other_names() {
+        let names = [
+            event_id(b"/a", b"1"),
+            event_id(b"/b", b"1"),
+            event_id(b"", b"1"),
+            event_id(b"b\0c", b"a"),
+            event_id(b"c", b"a\0b"),
+            event_id(&[7; 300], b"1"),
+            event_id(&[7; 301], b"1"),
+        ];
+        for (at, name) in names.iter().enumerate() {
+            check_id(name).unwrap();
+            assert!(!names[..at].contains(name), "{at}");
+        }
     }
 
     proptest! {

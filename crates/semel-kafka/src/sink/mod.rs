@@ -19,7 +19,7 @@ use self::page::Page;
 use self::producer::Producer;
 
 /// Settings of a [`KafkaSink`].
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct KafkaSinkConfig {
     /// `host:port` of some brokers, separated by commas.
     pub bootstrap: String,
@@ -34,6 +34,16 @@ pub struct KafkaSinkConfig {
     /// Further settings of librdkafka, such as `security.protocol`, `sasl.username` or `compression.type`. Those that
     /// carry a guarantee are refused.
     pub properties: BTreeMap<String, String>,
+}
+
+impl std::fmt::Debug for KafkaSinkConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The properties may hold a password.
+        f.debug_struct("KafkaSinkConfig")
+            .field("bootstrap", &self.bootstrap)
+            .field("in_flight_max", &self.in_flight_max)
+            .finish_non_exhaustive()
+    }
 }
 
 impl KafkaSinkConfig {

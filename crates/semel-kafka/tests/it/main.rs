@@ -5,5 +5,6 @@
     reason = "a panic here is a failed test"
 )]
 
+mod consumer;
 mod sink;
 mod support;

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::message::{Headers as _, Message as _};
+use rdkafka::message::{Header, Headers as _, Message as _, OwnedHeaders};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
 /// Longer than anything healthy takes on a busy machine.
@@ -27,6 +28,50 @@ impl Record {
 
     pub(crate) fn text(&self) -> String {
         String::from_utf8(self.value.clone().unwrap_or_default()).unwrap()
+    }
+}
+
+/// Polls until `done`; a panic after [`LIMIT`].
+pub(crate) async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !done().await {
+        assert!(Instant::now() < deadline, "not within {LIMIT:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A plain producer, for what a sink would not write.
+pub(crate) fn producer(bootstrap: &str, settings: &[(&str, &str)]) -> BaseProducer {
+    let mut config = ClientConfig::new();
+    config
+        .set("bootstrap.servers", bootstrap)
+        .set("acks", "all")
+        .set("linger.ms", "0");
+    for (name, value) in settings {
+        config.set(*name, *value);
+    }
+    config.create().unwrap()
+}
+
+/// Sends one event to one partition.
+pub(crate) fn send(producer: &BaseProducer, topic: &str, partition: i32, id: Option<&str>, text: &str) {
+    let mut headers = OwnedHeaders::new();
+    for (key, value) in [("ce_id", id), ("ce_source", Some("/test"))] {
+        let value = value.map(str::as_bytes);
+        headers = headers.insert(Header { key, value });
+    }
+    let record: BaseRecord<'_, str, str> = BaseRecord::to(topic)
+        .partition(partition)
+        .key("k")
+        .payload(text)
+        .headers(headers);
+    producer.send(record).map_err(|(error, _)| error).unwrap();
+}
+
+/// Waits until everything sent is acknowledged.
+pub(crate) fn flush(producer: &BaseProducer) {
+    while producer.in_flight_count() > 0 {
+        producer.poll(Duration::from_millis(1));
     }
 }
 

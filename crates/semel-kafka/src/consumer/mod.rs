@@ -1,0 +1,119 @@
+//! Kafka into a database: marks, effects and positions in one transaction.
+
+mod config;
+mod life;
+mod record;
+mod seats;
+
+use std::sync::Arc;
+
+use semel_core::store::InboxStore;
+use semel_core::{ErrorKind, StoreError};
+use semel_inbox::Handler;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+pub use self::config::{ConsumerConfig, Dedup, MessageId, Start};
+use self::life::Life;
+use self::record::Named;
+
+/// Reads topics into the service's own database.
+///
+/// Each polled batch is one database transaction: dedup marks, what the [`Handler`] writes, parked messages and the
+/// next positions commit together or not at all.
+///
+/// # Guarantees
+/// - Each message is handled once (*atomic*): however often it is delivered, wherever a process dies, and whichever
+///   instance of the group reads the partition next. A crash before the commit leaves nothing of a batch, after it all.
+/// - The stored position is the truth. Kafka's committed offset is written for monitoring only and never read.
+/// - A stale owner writes nothing: each assignment draws a new epoch and nonce, which every batch compares
+///   (rules I3, O11). When the comparison fails the batch is rolled back, and the partition is claimed again only if
+///   the group still gives it to this instance.
+/// - A commit whose answer was lost is not guessed at: the partitions are claimed again, which waits for the commit
+///   under way and tells for certain where to go on (rule K5).
+/// - Positions count control records (rule I1), so that a partition that ends in them is read to its end.
+///
+/// # Not guaranteed
+/// - Under [`Dedup::Offsets`], that a producer's own repeats are noticed.
+/// - That a topic deleted and made again *while it is being read* is noticed at once: its id is compared every
+///   ten seconds and at each assignment. Until then records of the new topic may be taken for the old one's
+///   continuation. With ids given by hand ([`ConsumerConfig::topic_ids`]) it is not noticed at all.
+///
+/// # Errors
+/// The database or the brokers being away is waited out. [`Consumer::run`] ends with an error only for what a person
+/// must mend: wrong settings, a position outside of the log, this member's static id used elsewhere.
+///
+/// # Not yet
+/// Several batches at once per instance: run more instances, up to one per partition.
+pub struct Consumer<S, H> {
+    config: Arc<ConsumerConfig>,
+    store: Arc<S>,
+    handler: Arc<Named<H>>,
+}
+
+impl<S, H> std::fmt::Debug for Consumer<S, H> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The properties may hold a password.
+        f.debug_struct("Consumer")
+            .field("group", &self.config.group)
+            .field("topics", &self.config.topics)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: InboxStore, H: Handler<S>> Consumer<S, H> {
+    /// A consumer over this database. Connects to nothing yet.
+    ///
+    /// # Errors
+    /// A setting outside of its limits.
+    pub fn new(config: ConsumerConfig, store: Arc<S>, handler: Arc<H>) -> Result<Self, StoreError> {
+        config.check()?;
+        let config = Arc::new(config);
+        let handler = Named {
+            inner: handler,
+            config: Arc::clone(&config),
+        };
+        Ok(Self {
+            config,
+            store,
+            handler: Arc::new(handler),
+        })
+    }
+
+    /// Reads until `shutdown`, on a thread of its own; then the batch at hand is finished, the group is left and this
+    /// returns.
+    ///
+    /// # Cancel safety
+    /// A dropped future stops the consumer as `shutdown` does, without waiting for it.
+    ///
+    /// # Errors
+    /// See [`Consumer`].
+    pub async fn run(&self, shutdown: CancellationToken) -> Result<(), StoreError> {
+        let life = Life {
+            config: Arc::clone(&self.config),
+            store: Arc::clone(&self.store),
+            handler: Arc::clone(&self.handler),
+            runtime: Handle::current(),
+            shutdown: shutdown.child_token(),
+        };
+        let stop_when_dropped = life.shutdown.clone().drop_guard();
+        let (done, ended) = oneshot::channel();
+        let thread = std::thread::Builder::new()
+            .name("semel-kafka-inbox".to_owned())
+            .spawn(move || {
+                // Nobody listens any more when the future was dropped.
+                let _ = done.send(life.lives());
+            });
+        thread.map_err(|error| {
+            let text = "no thread can be started for the consumer";
+            StoreError::new(ErrorKind::Unavailable, "kafka consumer", text).with_source(error)
+        })?;
+        let result = ended.await.unwrap_or_else(|_| {
+            let text = "the consumer's thread ended without a word";
+            Err(StoreError::new(ErrorKind::Unavailable, "kafka consumer", text))
+        });
+        drop(stop_when_dropped);
+        result
+    }
+}
