@@ -314,6 +314,15 @@ impl Instance {
         if !self.in_flight().is_empty() || super::step::has_ready(self, definition) {
             return Some(now);
         }
+        self.timer_at(definition)
+    }
+
+    /// When time alone will change something: the next attempt, or the deadline.
+    #[must_use]
+    pub fn timer_at(&self, definition: &CheckedDefinition) -> Option<Timestamp> {
+        if self.status.is_terminal() || self.halted.is_some() {
+            return None;
+        }
         let retries = self
             .steps
             .iter()
