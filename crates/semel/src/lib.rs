@@ -1,1 +1,48 @@
-//! semel
+//! An effect that has a name happens once.
+//!
+//! This crate is what a service adds to its `Cargo.toml`: the names and protocols of [`semel_core`], with one feature
+//! per backend and per pattern.
+//!
+//! | feature | module | what for |
+//! | --- | --- | --- |
+//! | `sqlite` (default) | [`sqlite`] | state in one file, no server |
+//! | `postgres` | `postgres` | state shared by machines |
+//! | `http` (default) | [`http`] | `Idempotency-Key` as a tower layer |
+//! | `outbox` (default) | [`outbox`] | the relay engine |
+//! | `webhook` (default) | [`webhook`] | the webhook sink |
+//! | `inbox` (default) | [`inbox`] | deliveries taken once |
+//! | `saga` (default) | [`saga`] | coordinator and HTTP participants |
+//! | `kafka` | `kafka` | sink, consumer, and consume-transform-produce in Kafka transactions; builds librdkafka |
+//!
+//! The README has an example per pattern; each is compiled and run with this crate's tests.
+
+pub use semel_core::*;
+
+#[cfg(feature = "http")]
+pub use semel_http as http;
+/// Deliveries taken once: the protocol and what drives it.
+#[cfg(feature = "inbox")]
+pub mod inbox {
+    pub use semel_core::inbox::*;
+    pub use semel_inbox::*;
+}
+#[cfg(feature = "kafka")]
+pub use semel_kafka as kafka;
+#[cfg(feature = "outbox")]
+pub use semel_outbox as outbox;
+#[cfg(feature = "postgres")]
+pub use semel_postgres as postgres;
+/// Sagas: definition, protocol, coordinator and participants.
+#[cfg(feature = "saga")]
+pub mod saga {
+    pub use semel_core::saga::*;
+    pub use semel_saga::*;
+}
+#[cfg(feature = "sqlite")]
+pub use semel_sqlite as sqlite;
+#[cfg(feature = "webhook")]
+pub use semel_webhook as webhook;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
