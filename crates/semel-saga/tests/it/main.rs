@@ -1,4 +1,5 @@
 //! The one integration test binary of this crate.
+#![allow(clippy::unwrap_used, reason = "a panic here is a failed test")]
 
 mod engine;
 mod ownership;

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -53,8 +52,6 @@ struct Script {
     replies: Mutex<HashMap<String, VecDeque<Reply>>>,
     seen: Mutex<Vec<Seen>>,
     gate: Semaphore,
-    inside: AtomicUsize,
-    inside_max: AtomicUsize,
     inside: AtomicUsize,
     inside_max: AtomicUsize,
 }
