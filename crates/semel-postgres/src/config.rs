@@ -7,8 +7,10 @@ use std::time::Duration;
 pub struct Config {
     /// `postgres://user:password@host:port/database`.
     pub url: String,
-    /// Connections at most. Default 8.
+    /// Connections at most, for transactions and your own statements. Default 8.
     pub connections_max: u32,
+    /// Connections at most beside those, for keys: made when first needed. Default 4.
+    pub key_connections_max: u32,
     /// How long to wait for a free connection. Default 10 s.
     pub acquire_timeout: Duration,
     /// How long a claim, complete, extend or release waits for a row that another transaction holds. Default 5 s.
@@ -22,6 +24,7 @@ impl Config {
         Self {
             url: url.into(),
             connections_max: 8,
+            key_connections_max: 4,
             acquire_timeout: Duration::from_secs(10),
             lock_wait: Duration::from_secs(5),
         }
@@ -33,6 +36,7 @@ impl std::fmt::Debug for Config {
         // The URL may hold a password.
         f.debug_struct("Config")
             .field("connections_max", &self.connections_max)
+            .field("key_connections_max", &self.key_connections_max)
             .finish_non_exhaustive()
     }
 }

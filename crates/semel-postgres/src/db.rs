@@ -1,4 +1,4 @@
-//! The pool.
+//! The pools.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -10,10 +10,13 @@ use sqlx::{ConnectOptions as _, Connection as _, Postgres as Driver, Transaction
 use crate::config::Config;
 use crate::error::{classify, commit_failed};
 
-/// A PostgreSQL database. Cheap to clone; all clones share one pool.
+/// A PostgreSQL database. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
 pub struct Postgres {
     pub(crate) pool: PgPool,
+    /// For the statements of keys. Of their own, so that an owner's `extend` or `complete` never waits behind
+    /// transactions that use up the pool, waiting for that very owner perhaps (rule K6).
+    pub(crate) keys: PgPool,
     pub(crate) lock_wait: Duration,
 }
 
@@ -46,12 +49,18 @@ impl Postgres {
             .map_err(|_| failed(sqlx::Error::PoolTimedOut))?
             .map_err(failed)?;
         first.close().await.map_err(failed)?;
-        let pool = PgPoolOptions::new()
-            .max_connections(config.connections_max)
-            .acquire_timeout(config.acquire_timeout)
-            .connect_lazy_with(options);
+        let pool = |connections_max, options| {
+            PgPoolOptions::new()
+                .max_connections(connections_max)
+                .acquire_timeout(config.acquire_timeout)
+                .connect_lazy_with(options)
+        };
+        // A statement's generic plan is kept for long. One made while the table is small reads all of it, and would go
+        // on doing so when it has grown.
+        let by_index = options.clone().options([("enable_seqscan", "off")]);
         Ok(Self {
-            pool,
+            pool: pool(config.connections_max, options),
+            keys: pool(config.key_connections_max, by_index),
             lock_wait: config.lock_wait,
         })
     }
@@ -101,6 +110,7 @@ impl Postgres {
 
     /// Closes all connections; later calls fail.
     pub async fn close(&self) {
+        self.keys.close().await;
         self.pool.close().await;
     }
 }

@@ -1,15 +1,15 @@
 -- $1 at most so many rows, $2 how long a record that has ended is left alone, in ms. Rows that somebody works on are
--- passed over. See Record::swept.
+-- passed over. See Record::swept. The statement's time, because an index can be searched by it.
 WITH due AS MATERIALIZED (
   SELECT k.scope, k.id, CASE
-      WHEN k.state = 'claimed' AND k.hold AND k.until <= clock_timestamp() THEN 'unknown'
+      WHEN k.state = 'claimed' AND k.hold AND k.until <= statement_timestamp() THEN 'unknown'
       WHEN k.state IN ('absent', 'done', 'tombstone')
-        AND greatest(k.tombstone_until, k.withdrawn_until) + $2 * interval '1 millisecond' <= clock_timestamp()
+        AND greatest(k.tombstone_until, k.withdrawn_until) + $2 * interval '1 millisecond' <= statement_timestamp()
         THEN 'removed'
-      WHEN k.state = 'done' AND k.until <= clock_timestamp() THEN 'tombstoned'
+      WHEN k.state = 'done' AND k.until <= statement_timestamp() THEN 'tombstoned'
       ELSE 'later' END AS what
   FROM semel.key AS k
-  WHERE k.due_at <= clock_timestamp() ORDER BY k.due_at LIMIT $1 FOR UPDATE SKIP LOCKED
+  WHERE k.due_at <= statement_timestamp() ORDER BY k.due_at LIMIT $1 FOR UPDATE SKIP LOCKED
 ),
 removed AS (
   DELETE FROM semel.key AS k USING due AS d WHERE k.scope = d.scope AND k.id = d.id AND d.what = 'removed'

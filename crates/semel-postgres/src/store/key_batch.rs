@@ -179,7 +179,7 @@ impl Postgres {
         let mut attempt = 1;
         loop {
             let mut connection = self
-                .pool
+                .keys
                 .acquire()
                 .await
                 .map_err(|error| classify(operation, error))?;

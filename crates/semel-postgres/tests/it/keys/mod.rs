@@ -3,6 +3,7 @@
 mod history;
 mod laws;
 mod once;
+mod plans;
 mod transact;
 mod trouble;
 

@@ -1,6 +1,9 @@
 //! What time does to a key, and what it does not.
 
-use semel_core::claim::{Claim, ClaimReply, LeaseReply, OwnerLost, State, SweepReport, succeeded};
+use semel_core::KeyStoreExt;
+use semel_core::claim::{
+    Claim, ClaimReply, Completion, Keep, LeaseReply, OwnerLost, State, SweepReport, succeeded,
+};
 
 use super::{LEASE_MS, World, duplicate, is_ok};
 
@@ -80,6 +83,45 @@ pub async fn stale_owner_changes_nothing(w: &World) {
     assert!(is_ok(w.complete(&taker, fast, "charged once").await));
     stale("when the other is done").await;
     assert_eq!(w.outcome(&claim).await, Some(succeeded("charged once")));
+}
+
+/// Owners come and go while a sweeper works: of all the runs that end, the store accepts the end of one.
+pub async fn one_of_many_racing_owners_completes(w: &World) {
+    let claim = w.rerun_request();
+    let owner = async |n: usize| {
+        let mine = duplicate(&claim);
+        for _ in 0..20 {
+            match w.claim(&mine).await {
+                ClaimReply::Granted { lease, .. } => {
+                    // Half of them stall.
+                    if n.is_multiple_of(2) {
+                        w.lease_ends().await;
+                    }
+                    let done = Completion {
+                        key: mine.key.clone(),
+                        lease,
+                        outcome: succeeded(n.to_string()),
+                        keep: Keep::default(),
+                    };
+                    return is_ok(w.store.complete(&done).await.unwrap()).then_some(n);
+                }
+                ClaimReply::Done { .. } => return None,
+                ClaimReply::Busy { .. } => tokio::task::yield_now().await,
+                other => panic!("{other:?}"),
+            }
+        }
+        None
+    };
+    let sweeper = async {
+        for _ in 0..10 {
+            w.sweep().await;
+        }
+    };
+    let owners = futures_util::future::join_all((0..8).map(owner));
+    let (completed, ()) = futures_util::future::join(owners, sweeper).await;
+    let completed: Vec<usize> = completed.into_iter().flatten().collect();
+    assert_eq!(completed.len(), 1, "{completed:?}");
+    assert_eq!(w.outcome(&claim).await, Some(succeeded(completed[0].to_string())));
 }
 
 /// Time alone never makes a token stale: who was merely slow may still say how it ended (rule K1).

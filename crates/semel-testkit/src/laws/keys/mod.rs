@@ -38,6 +38,7 @@ macro_rules! key_laws {
             rerun_key_goes_to_the_next_claimant_with_a_larger_token
             stored_policy_decides_not_the_takers
             stale_owner_changes_nothing
+            one_of_many_racing_owners_completes
             slow_owner_completes_an_unknown_key
             slow_owner_that_extends_is_the_owner_again
             extension_never_makes_a_lease_shorter
