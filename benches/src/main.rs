@@ -14,6 +14,7 @@ mod http;
 mod keys;
 mod load;
 mod machine;
+mod relay;
 
 use std::time::Duration;
 
@@ -27,9 +28,12 @@ struct Cli {
     /// Rounds in which each contender runs once.
     #[arg(long, global = true, default_value_t = 3)]
     rounds: usize,
-    /// Seconds that each run takes.
+    /// Seconds that each run takes, where it is bound by time.
     #[arg(long, global = true, default_value_t = 4.0)]
     seconds: f64,
+    /// Rows of each run, where it is bound by count.
+    #[arg(long, global = true, default_value_t = 100_000)]
+    rows: u32,
     /// As small as possible: shows that it runs, not how fast.
     #[arg(long, global = true)]
     smoke: bool,
@@ -41,6 +45,8 @@ enum Bench {
     Keys,
     /// The HTTP layer on three stores against bare axum.
     Http,
+    /// The relay from SQLite to a webhook and, with the feature kafka, from PostgreSQL to Kafka.
+    Relay,
     /// Everything.
     All,
 }
@@ -50,6 +56,7 @@ enum Bench {
 pub(crate) struct Plan {
     rounds: usize,
     run: Duration,
+    rows: u32,
 }
 
 #[tokio::main]
@@ -59,11 +66,13 @@ async fn main() {
         Plan {
             rounds: 1,
             run: Duration::from_millis(200),
+            rows: 500,
         }
     } else {
         Plan {
             rounds: cli.rounds,
             run: Duration::from_secs_f64(cli.seconds),
+            rows: cli.rows,
         }
     };
     machine::print();
@@ -73,5 +82,8 @@ async fn main() {
     }
     if all || matches!(cli.bench, Bench::Http) {
         http::run(plan).await;
+    }
+    if all || matches!(cli.bench, Bench::Relay) {
+        relay::run(plan).await;
     }
 }

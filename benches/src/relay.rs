@@ -1,0 +1,185 @@
+//! Rows per second out of an outbox.
+//!
+//! Each run begins with a full outbox in a new database and ends when the sink has acknowledged the last row.
+
+#[cfg(feature = "kafka")]
+mod kafka;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use axum::Router;
+use axum::routing::post;
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use semel_client::{HttpClient, Limits};
+use semel_core::host::uuid_v7;
+use semel_core::limits::{BATCH_ITEMS_MAX, LimitExceeded};
+use semel_core::store::{OutboxRow, SinkError, SinkFuture, SinkOrder};
+use semel_core::{Event, OutboxStore, Sink, SystemClock};
+use semel_outbox::{Relay, RelayConfig};
+use semel_sqlite::Sqlite;
+use semel_webhook::{WebhookConfig, WebhookSink};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::Plan;
+use crate::harness::{Sample, Table};
+
+/// Ordering keys of the events.
+const KEYS: u32 = 1_000;
+/// Requests at once, by the relay and by the bare client.
+const IN_FLIGHT: usize = 64;
+
+pub(crate) async fn run(plan: Plan) {
+    sqlite_to_webhook(plan).await;
+    #[cfg(feature = "kafka")]
+    kafka::postgresql_to_kafka(plan).await;
+    #[cfg(not(feature = "kafka"))]
+    println!("\nPostgreSQL to Kafka: build with --features kafka");
+}
+
+/// That many events of some hundred bytes.
+fn events(count: u32, topic: &str) -> Vec<Event> {
+    let event = |number: u32| {
+        let data = format!(
+            r#"{{"order":"order-{number:09}","customer":"c-{}","total":"40.00","note":"{:-<120}"}}"#,
+            number % KEYS,
+            ""
+        );
+        Event::new(uuid_v7(&SystemClock), topic, "order.placed")
+            .with_key(format!("c-{}", number % KEYS))
+            .with_data("application/json", data)
+    };
+    (0..count).map(event).collect()
+}
+
+/// A sink that counts what was acknowledged.
+struct Counted<S> {
+    inner: S,
+    done: watch::Sender<u64>,
+}
+
+#[async_trait]
+impl<S: Sink> Sink for Counted<S> {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn order(&self) -> SinkOrder {
+        self.inner.order()
+    }
+
+    fn check(&self, event: &Event) -> Result<(), LimitExceeded> {
+        self.inner.check(event)
+    }
+
+    fn publish_many(&self, rows: &[Arc<OutboxRow>], deadline: Duration) -> SinkFuture {
+        let sent = self.inner.publish_many(rows, deadline);
+        let done = self.done.clone();
+        Box::pin(async move {
+            let results = sent.await;
+            let acknowledged = results.iter().filter(|result| result.is_ok()).count() as u64;
+            done.send_modify(|done| *done += acknowledged);
+            results
+        })
+    }
+
+    async fn probe(&self) -> Result<(), SinkError> {
+        self.inner.probe().await
+    }
+}
+
+/// Runs a relay until that many rows are acknowledged.
+async fn relay(store: Arc<dyn OutboxStore>, sink: impl Sink, rows: u32) -> Sample {
+    let (done, mut seen) = watch::channel(0);
+    let sink = Arc::new(Counted { inner: sink, done });
+    let relay = Relay::new(store, sink, RelayConfig::default());
+    let shutdown = CancellationToken::new();
+    let stop = shutdown.clone();
+    let begun = Instant::now();
+    let running = tokio::spawn(async move { relay.run(stop).await });
+    seen.wait_for(|done| *done >= u64::from(rows)).await.unwrap();
+    let elapsed = begun.elapsed();
+    shutdown.cancel();
+    running.await.unwrap().unwrap();
+    Sample {
+        done: u64::from(rows),
+        elapsed,
+        latencies: Vec::new(),
+    }
+}
+
+async fn sqlite_to_webhook(plan: Plan) {
+    // An answer a row makes this slower than Kafka by an order; fewer rows take as long.
+    let rows = plan.rows.div_ceil(5);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/events", listener.local_addr().unwrap());
+    let app = Router::new().route("/events", post(|_: Bytes| async { StatusCode::NO_CONTENT }));
+    let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    Table::new(
+        format!("SQLite to a webhook, {IN_FLIGHT} requests at once"),
+        "rows",
+    )
+    .contender("limit: the same bodies posted by a bare client", || {
+        bare_posts(&url, rows)
+    })
+    .contender("relay", || sqlite_relay(&url, rows))
+    .measure(plan.rounds)
+    .await;
+    server.abort();
+}
+
+async fn sqlite_relay(url: &str, rows: u32) -> Sample {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Sqlite::open(semel_sqlite::Config::new(dir.path().join("shop.db")))
+        .await
+        .unwrap();
+    store.migrate().await.unwrap();
+    for events in events(rows, "orders").chunks(BATCH_ITEMS_MAX) {
+        let mut tx = store.begin().await.unwrap();
+        semel_sqlite::tx::enqueue_many(&mut tx, events).await.unwrap();
+        store.commit(tx).await.unwrap();
+    }
+    let mut config = WebhookConfig::new(url);
+    config.in_flight_max = IN_FLIGHT;
+    relay(Arc::new(store), WebhookSink::new(config).unwrap(), rows).await
+}
+
+async fn bare_posts(url: &str, rows: u32) -> Sample {
+    let client = HttpClient::new(Limits {
+        idle_per_host_max: IN_FLIGHT,
+        ..Limits::default()
+    });
+    let events = Arc::new(events(rows, "orders"));
+    let next = Arc::new(AtomicUsize::new(0));
+    let begun = Instant::now();
+    let tasks: Vec<_> = (0..IN_FLIGHT)
+        .map(|_| {
+            let (client, events, next) = (client.clone(), Arc::clone(&events), Arc::clone(&next));
+            let url = url.to_owned();
+            tokio::spawn(async move {
+                while let Some(event) = events.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let request = Request::post(&url)
+                        .header("content-type", "application/json")
+                        .header("idempotency-key", event.id.to_string())
+                        .body(event.data.clone().unwrap_or_default())
+                        .unwrap();
+                    let answer = client.send(request, Duration::from_secs(30)).await.unwrap();
+                    assert_eq!(answer.status(), StatusCode::NO_CONTENT);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    Sample {
+        done: u64::from(rows),
+        elapsed: begun.elapsed(),
+        latencies: Vec::new(),
+    }
+}
