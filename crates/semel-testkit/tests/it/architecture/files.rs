@@ -43,12 +43,24 @@ impl Source {
             Some((folder, "mod" | "lib" | "main")) => folder,
             _ => path,
         };
-        let lines: Vec<&str> = self.text.lines().map(str::trim).collect();
-        lines
-            .windows(2)
-            .filter(|pair| pair[0] == "#[cfg(test)]")
-            .filter_map(|pair| pair[1].rsplit_once("mod ")?.1.strip_suffix(';'))
-            .map(|name| format!("{folder}/{name}"))
+        let items = self.text.split("#[cfg(test)]").skip(1);
+        items
+            .filter_map(|item| {
+                let (before, rest) = item.split_once("mod ")?;
+                let name = rest.split_once(';')?.0;
+                if !name
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+                {
+                    return None; // a module in place
+                }
+                let (folder, name) = match before.trim().strip_prefix("#[path = \"") {
+                    Some(path) => (self.path.rsplit_once('/')?.0, path.strip_suffix(".rs\"]")?),
+                    None if before.trim().is_empty() || before.trim() == "pub(crate)" => (folder, name),
+                    None => return None,
+                };
+                Some(format!("{folder}/{name}"))
+            })
             .collect()
     }
 
@@ -133,10 +145,10 @@ fn code_leaves_out_comments_and_tests() {
     let file = Source {
         path: "crates/x/src/y.rs".to_owned(),
         test_only: false,
-        text: "//! doc\nfn a() {\n    one();\n    // two();\n}\n#[cfg(test)]\nmod tests {\n    three();\n}\nfn b() {}\n#[cfg(test)]\nmod c;\nfn d() {}\n"
+        text: "//! doc\nfn a() {\n    one();\n    // two();\n}\n#[cfg(test)]\nmod tests {\n    three();\n}\nfn b() {}\n#[cfg(test)]\nmod c;\nfn d() {}\n#[cfg(test)]\n#[path = \"y_tests.rs\"]\nmod e;\n"
             .to_owned(),
     };
     let code: Vec<&str> = file.code().map(|(_, line)| line.trim()).collect();
     assert_eq!(code, ["fn a() {", "one();", "}", "fn b() {}", "fn d() {}"]);
-    assert_eq!(file.test_modules(), ["crates/x/src/y/c"]);
+    assert_eq!(file.test_modules(), ["crates/x/src/y/c", "crates/x/src/y_tests"]);
 }
