@@ -18,6 +18,7 @@ mod migrate;
 mod out;
 mod run;
 mod runtime;
+mod sinks;
 mod store;
 
 use std::process::ExitCode;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use semel_core::store::SagaStore;
+use semel_core::store::{OutboxStore, SagaStore};
 use semel_core::{ErrorKind, KeyStore, StoreError};
 #[cfg(feature = "postgres")]
 use semel_postgres::Postgres;
@@ -116,6 +116,24 @@ impl Store {
             Self::Sqlite(db) => Some(Arc::new(db.clone())),
             #[cfg(feature = "postgres")]
             Self::Postgres(_) => None,
+        }
+    }
+
+    /// Its outbox.
+    pub(crate) fn outbox(&self) -> Option<Arc<dyn OutboxStore>> {
+        match self {
+            Self::Sqlite(db) => Some(Arc::new(db.clone())),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => None,
+        }
+    }
+
+    /// Shards of a stream when the configuration does not say: as many as processes may want to share.
+    pub(crate) const fn shards_default(&self) -> u16 {
+        match self {
+            Self::Sqlite(_) => 1,
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => 4,
         }
     }
 

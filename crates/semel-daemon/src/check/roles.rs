@@ -20,8 +20,8 @@ pub(crate) async fn check(config: &Config, _stores: &[(String, Store)], findings
     for relay in &config.relays {
         let part = format!("relay {}", relay.name);
         match &relay.sink {
-            SinkConfig::Webhook { url } => findings.push(reachable(&part, "receiver", url).await),
-            SinkConfig::Kafka { .. } => {}
+            SinkConfig::Webhook(webhook) => findings.push(reachable(&part, "receiver", &webhook.url).await),
+            SinkConfig::Kafka(_) => {}
         }
     }
     for gateway in &config.gateways {

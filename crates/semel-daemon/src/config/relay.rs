@@ -68,7 +68,7 @@ pub(crate) const RELAY: Section = Section {
         field(
             "lease_ms",
             "ms",
-            "30000",
+            "15000",
             "how long a dead process keeps its shards from the others",
         ),
         field(
@@ -127,7 +127,7 @@ pub(crate) fn read(table: &Table<'_>) -> Option<RelayConfig> {
         .table("sink", &sink::SINK)
         .and_then(|table| sink::read(&table));
     let shards = table.number("shards", 1..=u64::from(SHARDS_MAX));
-    let lease = table.number("lease_ms", 1_000..=3_600_000).unwrap_or(30_000);
+    let lease = table.number("lease_ms", 1_000..=3_600_000).unwrap_or(15_000);
     let keep = table.number("keep_ms", 0..=31_536_000_000).unwrap_or(3_600_000);
     let policy = policy(table);
     if policy.send_timeout_ms >= lease {

@@ -26,7 +26,28 @@ pub(crate) const SINK: Section = Section {
 pub(crate) const WEBHOOK: Section = Section {
     header: "sink.webhook",
     about: "Each event is one POST, repeated with the same `Idempotency-Key` until the receiver has it.",
-    fields: &[required("url", "http URL", "where events are posted")],
+    fields: &[
+        required("url", "http URL", "where events are posted"),
+        field(
+            "topic_in_path",
+            "true or false",
+            "`false`",
+            "whether the event's topic is added to the path: `URL/TOPIC`",
+        ),
+        secret(field(
+            "headers",
+            "table of texts",
+            "none",
+            "headers added to every request, such as `authorization = \"Bearer ${SHOP_TOKEN}\"`",
+        )),
+        field(
+            "in_flight_max",
+            "number",
+            "64",
+            "requests on their way at most, for each shard",
+        ),
+        field("connect_timeout_ms", "ms", "3000", "how long connecting may take"),
+    ],
 };
 
 /// `sink.kafka`.
@@ -66,12 +87,32 @@ pub(crate) const KAFKA: Section = Section {
 #[derive(Debug, Clone)]
 pub(crate) enum SinkConfig {
     /// HTTP.
-    Webhook {
-        /// Where events are posted.
-        url: http::Uri,
-    },
+    Webhook(WebhookConfig),
     /// Kafka.
     Kafka(KafkaConfig),
+}
+
+/// `sink.webhook`.
+#[derive(Clone)]
+pub(crate) struct WebhookConfig {
+    /// Where events are posted.
+    pub(crate) url: http::Uri,
+    /// Whether the topic is added to the path.
+    pub(crate) topic_in_path: bool,
+    /// More headers; they may hold passwords.
+    pub(crate) headers: BTreeMap<String, String>,
+    /// Requests on their way.
+    pub(crate) in_flight_max: usize,
+    /// How long connecting may take.
+    pub(crate) connect_timeout: Duration,
+}
+
+impl fmt::Debug for WebhookConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WebhookConfig")
+            .field("url", &self.url)
+            .finish_non_exhaustive()
+    }
 }
 
 /// `sink.kafka`.
@@ -108,12 +149,7 @@ pub(crate) fn read(table: &Table<'_>) -> Option<SinkConfig> {
         let fix = "write sink = { webhook = { url = \"http://…\" } }";
         table.mistake(table.span(), "the sink says neither webhook nor kafka", fix);
     }
-    let webhook = webhook.map(|table| {
-        table.require("url", "\"http://127.0.0.1:8080/events\"");
-        Some(SinkConfig::Webhook {
-            url: table.http_url("url")?.value,
-        })
-    });
+    let webhook = webhook.map(|table| read_webhook(&table));
     let kafka = kafka.map(|table| read_kafka(&table));
     webhook.or(kafka)?
 }
@@ -142,5 +178,31 @@ fn read_kafka(table: &Table<'_>) -> Option<SinkConfig> {
         in_flight_bytes_max: size("in_flight_bytes_max", 2 << 30, 128 << 20),
         properties: table.properties("properties"),
         brokers: brokers?.into_iter().map(|at| at.value).collect(),
+    }))
+}
+
+fn read_webhook(table: &Table<'_>) -> Option<SinkConfig> {
+    table.require("url", "\"http://127.0.0.1:8080/events\"");
+    let url = table.http_url("url");
+    if let Some(url) = &url
+        && url
+            .value
+            .authority()
+            .is_some_and(|authority| authority.as_str().contains('@'))
+    {
+        let fix =
+            "take it out of the URL and write headers = { authorization = \"Basic ${NAME_AND_PASSWORD}\" }";
+        table.mistake(url.span.clone(), "`url` holds a user name", fix);
+    }
+    let in_flight = table.number("in_flight_max", 1..=10_000).unwrap_or(64);
+    let connect = table.number("connect_timeout_ms", 1..=60_000).unwrap_or(3_000);
+    let topic_in_path = table.boolean("topic_in_path").unwrap_or(false);
+    let headers = table.properties("headers");
+    Some(SinkConfig::Webhook(WebhookConfig {
+        url: url?.value,
+        topic_in_path,
+        headers,
+        in_flight_max: usize::try_from(in_flight).unwrap_or(usize::MAX),
+        connect_timeout: Duration::from_millis(connect),
     }))
 }

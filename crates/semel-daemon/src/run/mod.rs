@@ -15,6 +15,7 @@ mod listen;
 mod log;
 mod metrics;
 mod problem;
+mod relays;
 mod sagas;
 mod server;
 mod signals;
@@ -103,6 +104,17 @@ async fn serve(config: Config) -> Exit {
     }
     for gateway in gateways {
         gateway.start(&context);
+    }
+    for name in config
+        .relays
+        .iter()
+        .map(|relay| &relay.store)
+        .collect::<BTreeSet<_>>()
+    {
+        relays::start_counting(name, &stores.handle(name), &context);
+    }
+    for relay in &config.relays {
+        relays::start(relay, &stores.handle(&relay.store), &context);
     }
     tracing::info!(address = %server.address(), version = env!("CARGO_PKG_VERSION"), "semel listens");
     let api = config.saga.as_ref().map(|saga| {

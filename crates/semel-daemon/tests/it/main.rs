@@ -11,6 +11,8 @@ mod demo;
 mod gateway;
 mod migrate;
 mod mistakes;
+mod receiver;
+mod relays;
 mod saga_api;
 mod stop;
 mod stores;

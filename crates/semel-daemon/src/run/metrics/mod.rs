@@ -1,17 +1,25 @@
 //! `/metrics`, in the OpenMetrics text format.
 
+mod process;
+mod relays;
+
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
-use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Registry;
 
 use semel_core::claim::SweepReport;
+use semel_core::store::Backlog;
+use semel_outbox::RelayHandle;
+
+use process::Process;
+use relays::{Backlogs, Relays};
 
 use super::health::Health;
 
@@ -21,6 +29,8 @@ pub(crate) struct Metrics {
     registry: Mutex<Registry>,
     gateway: Family<GatewayLabels, Counter>,
     swept: Family<SweptLabels, Counter>,
+    relays: Relays,
+    backlog: Backlogs,
 }
 
 /// Labels of `semel_gateway_requests_total`.
@@ -59,16 +69,32 @@ impl Metrics {
         let swept = Family::default();
         let help = "Keys whose time was over: now unknown, only a tombstone, or gone";
         registry.register("keys_swept", help, swept.clone());
+        let relays = Relays::default();
+        registry.register_collector(Box::new(relays.clone()));
+        let backlog = Backlogs::default();
+        backlog.register(&mut registry);
         Self {
             registry: Mutex::new(registry),
             gateway,
             swept,
+            relays,
+            backlog,
         }
     }
 
     /// Counts an answer of a gateway.
     pub(crate) fn gateway_answered(&self, labels: GatewayLabels) {
         self.gateway.get_or_create(&labels).inc();
+    }
+
+    /// Shows a relay from now on, in place of an earlier one of its name and stream.
+    pub(crate) fn watch_relay(&self, name: &str, handle: RelayHandle) {
+        self.relays.watch(name, handle);
+    }
+
+    /// Shows how an outbox stands.
+    pub(crate) fn outbox(&self, store: &str, backlog: &Backlog) {
+        self.backlog.set(store, backlog);
     }
 
     /// Counts keys that were swept.
@@ -124,61 +150,4 @@ impl Collector for HealthMetrics {
         }
         Ok(())
     }
-}
-
-/// What the system says of this process; absent where there is no `/proc`.
-#[derive(Debug)]
-struct Process;
-
-impl Collector for Process {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        if let Some(bytes) = resident_bytes() {
-            let gauge = ConstGauge::new(bytes);
-            let metric = encoder.encode_descriptor(
-                "process_resident_memory",
-                "Memory that this process holds",
-                Some(&Unit::Bytes),
-                gauge.metric_type(),
-            )?;
-            gauge.encode(metric)?;
-        }
-        if let Ok(entries) = std::fs::read_dir("/proc/self/fd") {
-            let gauge = ConstGauge::new(i64::try_from(entries.count()).unwrap_or(i64::MAX));
-            let metric = encoder.encode_descriptor(
-                "process_open_fds",
-                "File descriptors that this process holds",
-                None,
-                gauge.metric_type(),
-            )?;
-            gauge.encode(metric)?;
-        }
-        if let Some(seconds) = cpu_seconds() {
-            let counter = ConstCounter::new(seconds);
-            let metric = encoder.encode_descriptor(
-                "process_cpu",
-                "Processor time used since the start",
-                Some(&Unit::Seconds),
-                counter.metric_type(),
-            )?;
-            counter.encode(metric)?;
-        }
-        Ok(())
-    }
-}
-
-/// Resident memory: the second number of `/proc/self/statm`, in pages.
-fn resident_bytes() -> Option<i64> {
-    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: i64 = text.split_whitespace().nth(1)?.parse().ok()?;
-    i64::try_from(rustix::param::page_size()).ok()?.checked_mul(pages)
-}
-
-/// User and system time: fields 14 and 15 of `/proc/self/stat`, counted after the name in brackets.
-fn cpu_seconds() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/self/stat").ok()?;
-    let mut fields = text.rsplit_once(')')?.1.split_whitespace().skip(11);
-    let user: f64 = fields.next()?.parse().ok()?;
-    let system: f64 = fields.next()?.parse().ok()?;
-    let per_second = rustix::param::clock_ticks_per_second();
-    Some((user + system) / per_second as f64)
 }
