@@ -8,4 +8,5 @@
 mod inbox;
 mod keys;
 mod outbox;
+mod saga;
 mod schema;

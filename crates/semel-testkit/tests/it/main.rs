@@ -13,4 +13,5 @@ mod kafka;
 mod key_laws;
 mod outbox_laws;
 mod proxy;
+mod saga_laws;
 mod servers;
