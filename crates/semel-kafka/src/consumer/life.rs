@@ -1,6 +1,6 @@
 //! The polling loop. One life is one Kafka client; after trouble with it the next one begins anew.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ use uuid::Uuid;
 
 use super::config::{ConsumerConfig, Dedup};
 use super::record::{Named, message};
-use super::seats::{ASK, Place, Seats, away};
+use super::seats::{ASK, Seats, away};
+use crate::offsets::{Place, next_offsets};
 use crate::{client, topic_id};
 
 /// How long one call of `poll` may block: shutdown is noticed after it.
@@ -492,66 +493,5 @@ impl<S: InboxStore, H: Handler<S>> Polling<'_, S, H> {
                 Ok(())
             }
         }
-    }
-}
-
-/// Where each partition goes on when the first `upto` messages are settled: at the client's position when nothing of it
-/// is left unsettled, else after its last settled message.
-fn next_offsets(messages: &[Message], upto: usize, positions: &HashMap<Place, i64>) -> HashMap<Place, i64> {
-    let place = |message: &Message| (message.topic.clone(), message.partition);
-    let left: HashSet<Place> = messages[upto..].iter().map(place).collect();
-    let mut next: HashMap<Place, i64> = HashMap::new();
-    for message in &messages[..upto] {
-        next.insert(place(message), message.offset + 1);
-    }
-    for (place, offset) in &mut next {
-        if !left.contains(place)
-            && let Some(position) = positions.get(place)
-        {
-            *offset = (*offset).max(*position);
-        }
-    }
-    next
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use semel_core::Timestamp;
-
-    fn read(partition: i32, offset: i64) -> Message {
-        Message {
-            id: offset.to_string().into(),
-            key: None,
-            topic: "t".to_owned(),
-            partition,
-            offset,
-            headers: Vec::new(),
-            data: None,
-            sent_at: Timestamp(0),
-        }
-    }
-
-    fn at(partition: i32) -> Place {
-        ("t".to_owned(), partition)
-    }
-
-    #[test]
-    fn a_partition_read_to_its_end_goes_on_at_the_client_s_position() {
-        // Offset 3 is a control record.
-        let messages = [read(0, 1), read(1, 7), read(0, 2)];
-        let positions = HashMap::from([(at(0), 4), (at(1), 8)]);
-        let next = next_offsets(&messages, 3, &positions);
-        assert_eq!(next, HashMap::from([(at(0), 4), (at(1), 8)]));
-    }
-
-    /// parallel-consumer#826: what is unsettled is not passed.
-    #[test]
-    fn what_is_left_is_not_passed() {
-        let messages = [read(0, 1), read(1, 7), read(0, 2)];
-        let positions = HashMap::from([(at(0), 4), (at(1), 8)]);
-        let next = next_offsets(&messages, 2, &positions);
-        assert_eq!(next, HashMap::from([(at(0), 2), (at(1), 8)]));
-        assert_eq!(next_offsets(&messages, 0, &positions), HashMap::new());
     }
 }

@@ -2,7 +2,7 @@
 
 mod config;
 mod life;
-mod record;
+pub(crate) mod record;
 mod seats;
 
 use std::sync::Arc;

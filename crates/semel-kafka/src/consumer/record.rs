@@ -14,8 +14,20 @@ use uuid::Uuid;
 
 use super::config::{ConsumerConfig, Dedup, MessageId};
 
-/// A record as a message. One without the id it should have is named by its position until [`Named`] refuses it.
+/// A record as a message of the inbox. One without the id it should have is named by its position until [`Named`]
+/// refuses it.
 pub(super) fn message(record: &BorrowedMessage<'_>, topic_id: Uuid, config: &ConsumerConfig) -> Message {
+    let mut message = plain(record, topic_id);
+    if config.dedup == Dedup::Ids
+        && let Ok(Some(id)) = own_id(&message, &config.message_id)
+    {
+        message.id = id;
+    }
+    message
+}
+
+/// A record as a message named by its position.
+pub(crate) fn plain(record: &BorrowedMessage<'_>, topic_id: Uuid) -> Message {
     let headers = record.headers().map_or_else(Vec::new, |headers| {
         headers
             .iter()
@@ -23,7 +35,7 @@ pub(super) fn message(record: &BorrowedMessage<'_>, topic_id: Uuid, config: &Con
             .collect()
     });
     let millis = record.timestamp().to_millis().unwrap_or_default();
-    let mut message = Message {
+    Message {
         id: position_id(topic_id, record.partition(), record.offset()),
         key: record.key().map(Bytes::copy_from_slice),
         topic: record.topic().to_owned(),
@@ -32,13 +44,7 @@ pub(super) fn message(record: &BorrowedMessage<'_>, topic_id: Uuid, config: &Con
         headers,
         data: record.payload().map(Bytes::copy_from_slice),
         sent_at: Timestamp(millis.saturating_mul(1_000)),
-    };
-    if config.dedup == Dedup::Ids
-        && let Ok(Some(id)) = own_id(&message, &config.message_id)
-    {
-        message.id = id;
     }
-    message
 }
 
 /// Grows within a partition, which is kind to an index. The same offset in two partitions is two names.

@@ -20,12 +20,10 @@ use uuid::Uuid;
 
 use super::config::{ConsumerConfig, Start};
 use crate::client;
+use crate::offsets::Place;
 
 /// How long one question to a broker may take.
 pub(super) const ASK: Duration = Duration::from_secs(10);
-
-/// A partition by topic and number.
-pub(super) type Place = (String, i32);
 
 /// A partition that this instance owns.
 #[derive(Debug, Clone)]

@@ -68,6 +68,8 @@ impl KafkaSinkConfig {
 /// - Order: records of one ordering key go to one partition in the order handed over, and when one of them fails, no
 ///   later one of its key is sent before the caller has heard of the failure. A producer that failed to deliver a
 ///   record is thrown away with everything it held; the next one begins with what is handed over then.
+/// - Only the record at fault is blamed: when a broker refuses a batch for its size, its records go again one by one.
+///   Where that happens often, set the property `batch.size` below the topic's `max.message.bytes`.
 /// - The event's id is the same on every attempt (`ce_id`), so that a consumer can drop repeats.
 ///
 /// # On the wire
@@ -81,8 +83,7 @@ impl KafkaSinkConfig {
 /// - With replication factor 1, or `min.insync.replicas` 1, `acks=all` is one broker's page cache.
 ///
 /// # Not yet
-/// Transactional mode (events and cursor in one Kafka transaction). When a broker refuses a whole batch for its size,
-/// every record of that batch is blamed.
+/// Transactional mode (events and cursor in one Kafka transaction).
 #[derive(Debug)]
 pub struct KafkaSink {
     shared: Arc<Shared>,
@@ -99,6 +100,8 @@ struct Shared {
 struct State {
     /// Absent until the first hand-over, and after a failure.
     producer: Option<Arc<Producer>>,
+    /// The next producer makes each record a batch of its own, to find the one that is too large.
+    single: bool,
     next_page: u64,
     /// Pages whose future has neither answered nor been dropped.
     open: HashMap<u64, Arc<Page>>,
@@ -118,6 +121,7 @@ impl State {
     fn discard(&mut self, dead: &Arc<Producer>) {
         if self.producer.as_ref().is_some_and(|p| Arc::ptr_eq(p, dead)) {
             self.producer = None;
+            self.single |= dead.batch_too_large();
             for (id, page) in &self.open {
                 self.barred.insert(*id, page.slots());
             }
@@ -140,7 +144,7 @@ impl KafkaSink {
     /// # Errors
     /// `Invalid` for a setting that is unknown, not allowed, or Semel's own.
     pub fn new(config: KafkaSinkConfig) -> Result<Self, StoreError> {
-        let producer = Producer::start(&config)?;
+        let producer = Producer::start(&config, false)?;
         let state = State {
             producer: Some(producer),
             ..State::default()
@@ -231,7 +235,7 @@ fn current(config: &KafkaSinkConfig, state: &mut State) -> Result<Arc<Producer>,
     if let Some(dead) = state.producer.clone() {
         state.discard(&dead);
     }
-    let started = Producer::start(config)
+    let started = Producer::start(config, state.single)
         .map_err(|error| SinkError::new(SinkErrorClass::Away, semel_core::error::chain(&error)))?;
     state.producer = Some(Arc::clone(&started));
     Ok(started)
@@ -303,10 +307,15 @@ impl OpenPage {
             // Records that are still on their way may arrive; none handed over later may before these are settled.
             self.shared.lock().discard(producer);
         }
-        if let Some(producer) = &producer
-            && producer.failed()
-        {
-            self.shared.lock().discard(producer);
+        if let Some(producer) = &producer {
+            let mut state = self.shared.lock();
+            if producer.failed() {
+                state.discard(producer);
+            } else if producer.single() && state.open.len() == 1 {
+                // All went through one by one, and nothing else is on its way: batches again.
+                state.single = false;
+                state.producer = None;
+            }
         }
         page.take()
     }

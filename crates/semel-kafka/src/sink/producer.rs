@@ -28,6 +28,8 @@ const POLL: Duration = Duration::from_millis(100);
 pub(super) struct Producer {
     inner: Weak<BaseProducer<Reports>>,
     flags: Arc<Flags>,
+    /// Whether each record is a batch of its own.
+    single: bool,
 }
 
 #[derive(Debug, Default)]
@@ -35,6 +37,8 @@ struct Flags {
     /// A record was not delivered: nothing may go through this producer any more. Held while a record is handed over,
     /// so that none slips in between a failure and the purge that follows it.
     failed: Mutex<bool>,
+    /// A batch was too large: which of its records is to blame shows when they go one by one.
+    batch_too_large: AtomicBool,
     stop: AtomicBool,
 }
 
@@ -47,6 +51,7 @@ impl Flags {
 /// Receives delivery reports, on the polling thread.
 struct Reports {
     flags: Arc<Flags>,
+    single: bool,
     /// To give up what is queued in the moment of the first failure. Set once the producer exists.
     producer: OnceLock<Weak<BaseProducer<Self>>>,
 }
@@ -77,6 +82,12 @@ impl ProducerContext for Reports {
                     give_up(producer);
                 }
                 let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
+                if too_large(code) && !self.single {
+                    self.flags.batch_too_large.store(true, Ordering::Release);
+                    let text = "its batch was too large; it goes again in one of its own";
+                    page.set(index, Err(SinkError::new(SinkErrorClass::NotSent, text)));
+                    return;
+                }
                 let fatal = producer.and_then(|producer| producer.client().fatal_error());
                 page.set(index, Err(explain(code, error, fatal)));
             }
@@ -99,15 +110,20 @@ fn explain(code: Code, error: &KafkaError, fatal: Option<(Code, String)>) -> Sin
     }
 }
 
+/// The broker refused a batch for its size. Unlike Java's, librdkafka's producer does not split it.
+const fn too_large(code: Code) -> bool {
+    matches!(code, Code::MessageSizeTooLarge | Code::MessageBatchTooLarge)
+}
+
 fn give_up(producer: &BaseProducer<Reports>) {
     producer.purge(PurgeConfig::default().queue().inflight());
 }
 
 impl Producer {
-    /// Starts one; does not wait for a broker.
-    pub(super) fn start(config: &KafkaSinkConfig) -> Result<Arc<Self>, StoreError> {
+    /// Starts one; does not wait for a broker. `single` makes each record a batch of its own.
+    pub(super) fn start(config: &KafkaSinkConfig, single: bool) -> Result<Arc<Self>, StoreError> {
         let kbytes = (config.in_flight_bytes_max / 1_024).max(1).to_string();
-        let own = [
+        let mut own = vec![
             ("enable.idempotence", "true".to_owned()),
             ("acks", "all".to_owned()),
             // A refused record stops the producer instead of letting the next ones close the gap.
@@ -127,10 +143,14 @@ impl Producer {
             ),
             ("queue.buffering.max.kbytes", kbytes),
         ];
+        if single {
+            own.push(("batch.num.messages", "1".to_owned()));
+        }
         let settings = client::settings(&config.bootstrap, &own, &config.properties)?;
         let flags = Arc::new(Flags::default());
         let reports = Reports {
             flags: Arc::clone(&flags),
+            single,
             producer: OnceLock::new(),
         };
         let producer = BaseProducer::from_config_and_context(&settings, reports).map_err(client::not_made)?;
@@ -149,12 +169,22 @@ impl Producer {
             let text = "no thread can be started for the producer";
             StoreError::new(semel_core::ErrorKind::Unavailable, "kafka producer", text).with_source(error)
         })?;
-        Ok(Arc::new(Self { inner, flags }))
+        Ok(Arc::new(Self { inner, flags, single }))
     }
 
     /// Whether a record was not delivered.
     pub(super) fn failed(&self) -> bool {
         *self.flags.failed()
+    }
+
+    /// Whether each record is a batch of its own.
+    pub(super) const fn single(&self) -> bool {
+        self.single
+    }
+
+    /// Whether it failed for a batch's size.
+    pub(super) fn batch_too_large(&self) -> bool {
+        self.flags.batch_too_large.load(Ordering::Acquire)
     }
 
     /// Hands one row over.

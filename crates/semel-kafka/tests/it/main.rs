@@ -6,5 +6,6 @@
 )]
 
 mod consumer;
+mod processor;
 mod sink;
 mod support;

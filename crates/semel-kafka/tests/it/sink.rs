@@ -173,30 +173,65 @@ async fn a_page_keeps_its_order_per_key() {
     }
 }
 
-/// Dekaf#3038: K1, K2, K3 of one key, K2 refused by the broker: K3 is not delivered before K2 is settled.
+/// Dekaf#3038: K1, K2, K3 of one key, K2 refused by the broker: K3 is not delivered before K2 is settled. All three
+/// were refused as one batch first; only the one at fault is blamed.
 #[tokio::test]
-async fn nothing_overtakes_a_record_that_the_broker_refuses() {
+async fn nothing_overtakes_a_record_that_the_broker_refuses_and_only_that_one_is_blamed() {
     let topic = kafka().fresh_name("small");
     kafka().create_topic(&topic, 1, &[("max.message.bytes", "1000")]);
     let sink = sink(&kafka().bootstrap());
-    // One after the other into the producer, so that each is a batch of its own.
     let rows = [
         row(&topic, 1, "k", "1"),
         row(&topic, 2, "k", vec![b'x'; 5_000]),
         row(&topic, 3, "k", "3"),
     ];
-    assert_eq!(publish(&sink, &rows[..1]).await, [Ok(())]);
-    let refused = sink.publish_many(&rows[1..2], LIMIT);
-    let behind = sink.publish_many(&rows[2..], LIMIT);
-    // Whatever of the two was in one batch: the third has not arrived.
-    let (refused, behind) = tokio::join!(refused, behind);
-    assert_eq!(classes(refused), [Err(SinkErrorClass::Message)]);
-    assert!(behind[0].is_err());
-    assert_eq!(values(&read_all(&kafka().bootstrap(), &topic)), ["1"]);
-
-    // The caller has heard; it sets the second aside and goes on.
-    assert_eq!(publish(&sink, &rows[2..]).await, [Ok(())]);
+    // The relay's part: what was not sent goes again, what is refused is set aside.
+    let (mut left, mut blamed) = (rows.to_vec(), Vec::new());
+    while !left.is_empty() {
+        let results = publish(&sink, &left).await;
+        let failed = results.iter().position(Result::is_err);
+        if let Some(at) = failed {
+            assert!(results[at..].iter().all(Result::is_err), "{results:?}");
+            let arrived = values(&read_all(&kafka().bootstrap(), &topic));
+            assert!(!arrived.contains(&"3".to_owned()), "it overtook");
+        }
+        left.drain(..failed.unwrap_or(results.len()));
+        if failed.is_some_and(|at| results[at] == Err(SinkErrorClass::Message)) {
+            blamed.push(left.remove(0).row);
+        }
+    }
+    assert_eq!(blamed, [2]);
     assert_eq!(values(&read_all(&kafka().bootstrap(), &topic)), ["1", "3"]);
+}
+
+/// A topic whose limit is below the batch's: every record fits, their batch does not.
+#[tokio::test]
+async fn a_batch_too_large_for_its_topic_blames_nobody() {
+    let topic = kafka().fresh_name("small");
+    kafka().create_topic(&topic, 1, &[("max.message.bytes", "1000")]);
+    let sink = sink(&kafka().bootstrap());
+    let rows: Vec<_> = (0..10).map(|n| row(&topic, n, "k", vec![b'x'; 300])).collect();
+    let results = publish(&sink, &rows).await;
+    assert!(
+        results.iter().all(|r| *r == Err(SinkErrorClass::NotSent)),
+        "{results:?}"
+    );
+    assert!(publish(&sink, &rows).await.iter().all(Result::is_ok));
+    assert_eq!(read_all(&kafka().bootstrap(), &topic).len(), 10);
+}
+
+/// A page handed over before the caller has heard of the failure of the one before.
+#[tokio::test]
+async fn a_page_behind_a_failing_one_is_not_sent() {
+    let topic = kafka().fresh_name("small");
+    kafka().create_topic(&topic, 1, &[("max.message.bytes", "1000")]);
+    let sink = sink(&kafka().bootstrap());
+    let refused = sink.publish_many(&[row(&topic, 1, "k", vec![b'x'; 5_000])], LIMIT);
+    let behind = sink.publish_many(&[row(&topic, 2, "k", "2")], LIMIT);
+    let (refused, behind) = tokio::join!(refused, behind);
+    assert!(refused[0].is_err() && behind[0].is_err());
+    assert!(read_all(&kafka().bootstrap(), &topic).is_empty());
+    assert_eq!(publish(&sink, &[row(&topic, 2, "k", "2")]).await, [Ok(())]);
 }
 
 #[tokio::test]

@@ -1,0 +1,282 @@
+//! One transactional producer, good until its first result that is not definite.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rdkafka::config::{FromClientConfigAndContext as _, RDKafkaLogLevel};
+use rdkafka::consumer::ConsumerGroupMetadata;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer as _, ProducerContext};
+use rdkafka::util::Timeout;
+use rdkafka::{ClientContext, TopicPartitionList};
+use semel_core::{Clock as _, ErrorKind, StoreError, SystemClock};
+
+use super::Output;
+use super::config::ProcessorConfig;
+use super::verdict::{Facts, Step, Verdict, verdict};
+use crate::client;
+
+/// How long the polling thread sleeps when nothing happens.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Trouble in a transaction, judged.
+#[derive(Debug)]
+pub(super) struct Trouble {
+    pub(super) verdict: Verdict,
+    pub(super) code: Code,
+    pub(super) why: String,
+    /// The input whose output was refused for itself.
+    pub(super) blames: Option<usize>,
+    /// A batch was too large: which of its records is to blame shows when they go one by one.
+    pub(super) batch_too_large: bool,
+}
+
+impl Trouble {
+    fn new(step: Step, error: &KafkaError, time_left: bool) -> Self {
+        let facts = Facts::of(error, time_left);
+        Self {
+            verdict: verdict(step, &facts),
+            code: facts.code,
+            why: format!("{step:?}: {error}"),
+            blames: None,
+            batch_too_large: false,
+        }
+    }
+}
+
+/// Receives delivery reports, on the polling thread.
+#[derive(Default)]
+struct Reports {
+    /// The first record of this transaction that was not delivered, by the input it came from.
+    failed: Mutex<Option<(usize, KafkaError)>>,
+}
+
+impl Reports {
+    fn failed(&self) -> MutexGuard<'_, Option<(usize, KafkaError)>> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ClientContext for Reports {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        client::log(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        client::global_error(&error, reason);
+    }
+}
+
+impl ProducerContext for Reports {
+    type DeliveryOpaque = Box<usize>;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, input: Self::DeliveryOpaque) {
+        if let Err((error, _)) = result {
+            self.failed().get_or_insert((*input, error.clone()));
+        }
+    }
+}
+
+/// A transactional producer with its polling thread, without which aborts would wait for their whole time-out.
+pub(super) struct Producer {
+    inner: Arc<BaseProducer<Reports>>,
+    stop: Arc<AtomicBool>,
+    /// Whether each record is a batch of its own.
+    single: bool,
+    /// How long a transaction may last at the broker.
+    limit: Duration,
+    /// When the open transaction began.
+    begun: Duration,
+}
+
+impl Producer {
+    /// Makes one and ends whatever its predecessor under the same id left open: it is fenced from here on. `single`
+    /// makes each record a batch of its own.
+    pub(super) fn start(config: &ProcessorConfig, single: bool) -> Result<Self, StoreError> {
+        let limit = config.transaction_timeout;
+        let mut own = vec![
+            ("transactional.id", config.transactional_id.clone()),
+            ("transaction.timeout.ms", limit.as_millis().to_string()),
+            // Below the transaction's: a record is given up before the transaction is.
+            ("message.timeout.ms", (limit.as_millis() * 4 / 5).to_string()),
+            ("enable.idempotence", "true".to_owned()),
+            ("acks", "all".to_owned()),
+            ("partitioner", "murmur2_random".to_owned()),
+        ];
+        if single {
+            own.push(("batch.num.messages", "1".to_owned()));
+        }
+        let mut user = config.properties.clone();
+        user.extend(config.producer_properties.clone());
+        let settings = client::settings(&config.bootstrap, &own, &user)?;
+        let inner =
+            BaseProducer::from_config_and_context(&settings, Reports::default()).map_err(client::not_made)?;
+        let inner = Arc::new(inner);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (polled, stopped) = (Arc::clone(&inner), Arc::clone(&stop));
+        std::thread::Builder::new()
+            .name("semel-kafka-tx".to_owned())
+            .spawn(move || {
+                while !stopped.load(Ordering::Acquire) {
+                    polled.poll(POLL);
+                }
+            })
+            .map_err(|error| {
+                let text = "no thread can be started for the producer";
+                StoreError::new(ErrorKind::Unavailable, "kafka producer", text).with_source(error)
+            })?;
+        let producer = Self {
+            inner,
+            stop,
+            single,
+            limit,
+            begun: SystemClock.monotonic(),
+        };
+        producer
+            .repeat(Step::Init, || {
+                producer.inner.init_transactions(Duration::from_secs(5))
+            })
+            .map_err(|trouble| trouble.into_error("init_transactions"))?;
+        Ok(producer)
+    }
+
+    pub(super) const fn single(&self) -> bool {
+        self.single
+    }
+
+    fn time_left(&self) -> bool {
+        SystemClock.monotonic() - self.begun < self.limit
+    }
+
+    /// A call, repeated as long as the verdict is to repeat it.
+    fn repeat(&self, step: Step, call: impl Fn() -> Result<(), KafkaError>) -> Result<(), Trouble> {
+        let mut pause = Duration::from_millis(20);
+        loop {
+            let Err(error) = call() else {
+                return Ok(());
+            };
+            let trouble = Trouble::new(step, &error, self.time_left());
+            if trouble.verdict != Verdict::Retry {
+                return Err(trouble);
+            }
+            tracing::debug!(%error, ?step, "a call of the transaction is repeated");
+            std::thread::sleep(pause);
+            pause = (pause * 4).min(Duration::from_secs(1));
+        }
+    }
+
+    pub(super) fn begin(&mut self) -> Result<(), Trouble> {
+        *self.inner.context().failed() = None;
+        self.begun = SystemClock.monotonic();
+        self.repeat(Step::Begin, || self.inner.begin_transaction())
+    }
+
+    /// Hands a record over; when the queue is full, waits, so that none passes another.
+    pub(super) fn send(&self, input: usize, output: &Output) -> Result<(), Trouble> {
+        let mut record = record(input, output);
+        loop {
+            let (error, again) = match self.inner.send(record) {
+                Ok(()) => return Ok(()),
+                Err(refused) => refused,
+            };
+            let full = error.rdkafka_error_code() == Some(Code::QueueFull);
+            if !full || !self.time_left() {
+                // Refused by the client, so for itself.
+                return Err(not_delivered(input, &error, self.time_left(), true));
+            }
+            record = again;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until every record is delivered. Not librdkafka's flush, which takes 100 ms at least.
+    pub(super) fn drain(&self) -> Result<(), Trouble> {
+        while self.inner.in_flight_count() > 0 && self.inner.context().failed().is_none() {
+            if !self.time_left() {
+                let error = KafkaError::Flush(Code::OperationTimedOut);
+                return Err(Trouble::new(Step::Drain, &error, false));
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        match &*self.inner.context().failed() {
+            Some((input, error)) => Err(not_delivered(*input, error, self.time_left(), self.single)),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn send_offsets(
+        &self,
+        offsets: &TopicPartitionList,
+        group: &ConsumerGroupMetadata,
+    ) -> Result<(), Trouble> {
+        self.repeat(Step::Offsets, || {
+            let limit = Duration::from_secs(5).min(self.limit);
+            self.inner.send_offsets_to_transaction(offsets, group, limit)
+        })
+    }
+
+    pub(super) fn commit(&self) -> Result<(), Trouble> {
+        // Without a limit of ours: the rest of the transaction's time. Everything is drained, so nothing is flushed.
+        self.repeat(Step::Commit, || self.inner.commit_transaction(Timeout::Never))
+    }
+
+    pub(super) fn abort(&mut self) -> Result<(), Trouble> {
+        self.begun = SystemClock.monotonic();
+        self.repeat(Step::Abort, || self.inner.abort_transaction(Timeout::Never))
+    }
+}
+
+impl Drop for Producer {
+    fn drop(&mut self) {
+        // The polling thread gives up its own hold then, and the client ends with the last one.
+        self.stop.store(true, Ordering::Release);
+    }
+}
+
+/// `alone`: the record was judged for itself, not with its batch.
+fn not_delivered(input: usize, error: &KafkaError, time_left: bool, alone: bool) -> Trouble {
+    let mut trouble = Trouble::new(Step::Send, error, time_left);
+    match trouble.code {
+        Code::MessageSizeTooLarge | Code::MessageBatchTooLarge if !alone => trouble.batch_too_large = true,
+        Code::MessageSizeTooLarge
+        | Code::MessageBatchTooLarge
+        | Code::InvalidMessageSize
+        | Code::InvalidRecord
+        | Code::InvalidTimestamp => trouble.blames = Some(input),
+        _ => {}
+    }
+    trouble
+}
+
+fn record(input: usize, output: &Output) -> BaseRecord<'_, [u8], [u8], Box<usize>> {
+    let mut headers = OwnedHeaders::new_with_capacity(output.headers.len());
+    for (key, value) in &output.headers {
+        headers = headers.insert(Header {
+            key,
+            value: value.as_deref(),
+        });
+    }
+    let mut record = BaseRecord::with_opaque_to(&output.topic, Box::new(input)).headers(headers);
+    if let Some(partition) = output.partition {
+        record = record.partition(partition);
+    }
+    if let Some(key) = &output.key {
+        record = record.key(&key[..]);
+    }
+    if let Some(data) = &output.data {
+        record = record.payload(&data[..]);
+    }
+    record
+}
+
+impl Trouble {
+    pub(super) fn into_error(self, operation: &'static str) -> StoreError {
+        let kind = match self.verdict {
+            Verdict::Fatal => ErrorKind::Invalid,
+            Verdict::Retry | Verdict::AbortAndRewind | Verdict::RecreateProducer => ErrorKind::Unavailable,
+        };
+        StoreError::new(kind, operation, self.why)
+    }
+}
