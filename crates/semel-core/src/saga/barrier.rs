@@ -15,6 +15,7 @@
 use bytes::Bytes;
 use http::HeaderMap;
 
+use super::call::{Answer, Call};
 use super::names::{Op, SagaId, step_key};
 use crate::host::Timestamp;
 use crate::limits::{self, LimitExceeded};
@@ -122,6 +123,19 @@ impl BarrierCall {
         Ok(call)
     }
 
+    /// The same from a call within this process.
+    #[must_use]
+    pub fn of_call(call: &Call) -> Self {
+        Self {
+            saga: call.saga.clone(),
+            step: call.step.clone(),
+            op: call.op,
+            epoch: call.epoch,
+            action_succeeded: call.undoes.as_ref().is_some_and(|action| action.succeeded),
+            not_after: Some(call.not_after),
+        }
+    }
+
     /// Refuses a step's name beyond its limit.
     ///
     /// # Errors
@@ -185,6 +199,26 @@ impl BarrierCode {
         match self {
             Self::StepCancelled => "refused",
             Self::StaleEpoch | Self::BarrierLost => "unknown",
+        }
+    }
+}
+
+impl From<BarrierCode> for Answer {
+    fn from(code: BarrierCode) -> Self {
+        match code {
+            BarrierCode::StepCancelled => Self::Refused(code.as_str().to_owned()),
+            BarrierCode::StaleEpoch => Self::StaleEpoch,
+            BarrierCode::BarrierLost => Self::BarrierLost,
+        }
+    }
+}
+
+impl From<StoredOutcome> for Answer {
+    fn from(outcome: StoredOutcome) -> Self {
+        match outcome {
+            StoredOutcome::Succeeded(output) => Self::Succeeded(output),
+            StoredOutcome::Refused(reason) => Self::Refused(String::from_utf8_lossy(&reason).into_owned()),
+            StoredOutcome::Forgotten => Self::TooLarge,
         }
     }
 }
