@@ -1,6 +1,6 @@
 //! One shop's run: set up, start, load and strike, let settle, kill everything, count.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::audit::{Books, audit, read};
+use super::folder::Folder;
 use super::load::{Client, Heard, OrderPlan, Strike, Traffic, strike_all};
 use super::moment::Moment;
 use super::process::{Counts, Part, Port, Troupe};
@@ -42,14 +43,6 @@ pub(crate) struct Script {
     pub(crate) orders: Vec<OrderPlan>,
     pub(crate) strikes: Vec<Strike>,
     pub(crate) load: Duration,
-}
-
-/// Where a shop keeps its files.
-#[derive(Debug, Clone)]
-pub(crate) struct Folder {
-    pub(crate) path: PathBuf,
-    /// A folder above it that is to be removed if the demo dies.
-    pub(crate) temporary: Option<PathBuf>,
 }
 
 /// Runs a shop. When this future is dropped, all its processes are killed.

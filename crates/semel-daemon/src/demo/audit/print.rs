@@ -56,7 +56,7 @@ const ENDS: &[Row] = &[
     }),
     (
         "Refused or undone",
-        "Nothing of the order stands: the shop said no.",
+        "The shop said no, or took everything back.",
         |report| report.audit.undone as u64,
     ),
 ];

@@ -43,20 +43,17 @@ fn definition(map: &Map) -> Result<CheckedDefinition, Trouble> {
     let stock = |what: &str| format!("http://127.0.0.1:{}/{what}", map.stock);
     let payments = |what: &str| format!("http://127.0.0.1:{}/{what}", map.payments);
     let shipping = |what: &str| format!("http://127.0.0.1:{}/{what}", map.shipping);
-    // Three tries, as in the hand-written shop. After the third the outcome is unknown, and the saga turns: what may
-    // have happened is undone, and the barrier refuses the action should it still arrive.
-    let three_tries = RetryPolicy {
-        initial_ms: 100,
-        factor: 1.0,
-        cap_ms: 100,
-        jitter: 0.0,
-        attempts_max: 3,
-        total_ms_max: 60_000,
-    };
     // What must end well is tried until it does, quickly, since time is short here.
     let eager = RetryPolicy {
         cap_ms: 500,
         ..patient()
+    };
+    // When the tries are used up the outcome is unknown, and the saga turns: what may have happened is undone, and the
+    // barrier refuses the action should it still arrive. Few, so that the demo shows that as well.
+    let four_tries = RetryPolicy {
+        initial_ms: 100,
+        attempts_max: 4,
+        ..eager
     };
     let step = |name: &str, action: String| {
         SagaStep::new(name, action)
@@ -73,12 +70,12 @@ fn definition(map: &Map) -> Result<CheckedDefinition, Trouble> {
         .step(
             step("reserve", stock("reserve"))
                 .compensated_by(stock("release"))
-                .with_retry(three_tries),
+                .with_retry(four_tries),
         )
         .step(
             step("charge", payments("charge"))
                 .compensated_by(payments("refund"))
-                .with_retry(three_tries),
+                .with_retry(four_tries),
         )
         // From here on the order stands, unless shipping says no.
         .step(step("ship", shipping("ship")).pivot().with_retry(eager))
