@@ -9,15 +9,17 @@ use sqlx::{ConnectOptions as _, Connection as _, Postgres as Driver, Transaction
 
 use crate::config::Config;
 use crate::error::{classify, commit_failed};
+use crate::store::SmallBatches;
 
 /// A PostgreSQL database. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
 pub struct Postgres {
     pub(crate) pool: PgPool,
-    /// For the statements of keys. Of their own, so that an owner's `extend` or `complete` never waits behind
-    /// transactions that use up the pool, waiting for that very owner perhaps (rule K6).
-    pub(crate) keys: PgPool,
+    /// For Semel's own statements about keys, leases, cursors and batches. Of their own, so that an owner's `extend`, `complete` or
+    /// renewal never waits behind transactions that use up the pool, waiting for that very owner perhaps (rule K6).
+    pub(crate) own: PgPool,
     pub(crate) lock_wait: Duration,
+    pub(crate) small_batches: SmallBatches,
 }
 
 impl std::fmt::Debug for Postgres {
@@ -60,8 +62,9 @@ impl Postgres {
         let by_index = options.clone().options([("enable_seqscan", "off")]);
         Ok(Self {
             pool: pool(config.connections_max, options),
-            keys: pool(config.key_connections_max, by_index),
+            own: pool(config.key_connections_max, by_index),
             lock_wait: config.lock_wait,
+            small_batches: SmallBatches::default(),
         })
     }
 
@@ -110,7 +113,7 @@ impl Postgres {
 
     /// Closes all connections; later calls fail.
     pub async fn close(&self) {
-        self.keys.close().await;
+        self.own.close().await;
         self.pool.close().await;
     }
 }

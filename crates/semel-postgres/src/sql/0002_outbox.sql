@@ -2,6 +2,14 @@
 CREATE FUNCTION semel.slot(key bytea) RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE
   AS $$ SELECT ('x' || encode(substring(sha256(key) FROM 1 FOR 2), 'hex'))::bit(16)::integer & 4095 $$;
 
+-- Headers as they are stored: JSON [["name","hexadecimal value"], ...], at most 64 of them, names of a-z A-Z 0-9 - _ .,
+-- names and values 16,384 bytes together.
+CREATE FUNCTION semel.headers_ok(headers text) RETURNS boolean LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+  AS $$ SELECT count(*) <= 64
+      AND coalesce(bool_and(jsonb_array_length(h) = 2 AND h->>0 ~ '^[A-Za-z0-9._-]+$' AND h->>1 ~ '^([0-9a-f]{2})*$'), true)
+      AND coalesce(sum(length(h->>0) + length(h->>1) / 2), 0) <= 16384
+    FROM jsonb_array_elements(headers::jsonb) h $$;
+
 -- Events, written in the business transaction and never changed. Call semel.enqueue, or INSERT yourself:
 --   INSERT INTO semel.outbox (topic, type, key, content_type, data) VALUES (...)
 -- and leave id, xid, slot and created_at to their defaults. headers = JSON [["name","hexadecimal value"], ...].
@@ -18,16 +26,17 @@ CREATE TABLE semel.outbox (
   topic        text NOT NULL CONSTRAINT topic_is_1_to_249_of_letters_digits_dot_underscore_dash
                CHECK (topic ~ '^[A-Za-z0-9._-]{1,249}$' AND topic NOT IN ('.', '..')),
   type         text NOT NULL CONSTRAINT type_is_1_to_255_bytes_without_control_characters
-               CHECK (octet_length(type) BETWEEN 1 AND 255 AND type !~ '[[:cntrl:]]'),
+               CHECK (octet_length(type) BETWEEN 1 AND 255 AND type !~ '[\u0001-\u001f\u007f-\u009f]'),
   source       text NOT NULL DEFAULT '/semel' CONSTRAINT source_is_1_to_255_bytes_without_control_characters
-               CHECK (octet_length(source) BETWEEN 1 AND 255 AND source !~ '[[:cntrl:]]'),
+               CHECK (octet_length(source) BETWEEN 1 AND 255 AND source !~ '[\u0001-\u001f\u007f-\u009f]'),
   key          bytea CONSTRAINT key_is_1_to_1024_bytes CHECK (octet_length(key) BETWEEN 1 AND 1024),
   content_type text CONSTRAINT content_type_is_at_most_255_bytes_without_control_characters
-               CHECK (octet_length(content_type) <= 255 AND content_type !~ '[[:cntrl:]]'),
-  headers      text CONSTRAINT headers_are_at_most_16384_bytes CHECK (octet_length(headers) <= 36864),
+               CHECK (octet_length(content_type) <= 255 AND content_type !~ '[\u0001-\u001f\u007f-\u009f]'),
+  headers      text CONSTRAINT headers_are_pairs_at_most_64_of_16384_bytes_in_all
+               CHECK (octet_length(headers) <= 65536 AND semel.headers_ok(headers)),
   data         bytea CONSTRAINT data_is_at_most_900000_bytes CHECK (octet_length(data) <= 900000),
   traceparent  text CONSTRAINT traceparent_is_at_most_255_bytes_without_control_characters
-               CHECK (octet_length(traceparent) <= 255 AND traceparent !~ '[[:cntrl:]]'),
+               CHECK (octet_length(traceparent) <= 255 AND traceparent !~ '[\u0001-\u001f\u007f-\u009f]'),
   created_at   timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 -- Both halves of a batch are ranges of it: written since the last look, and open then.
@@ -122,3 +131,9 @@ CREATE FUNCTION semel.enqueue(
     coalesce($7, gen_random_uuid()), $8, $9, $10)
   RETURNING event_id
 $$;
+
+-- For writers that lock no row of their own: those of one key take turns until they commit, so that their events are
+-- sent in the order of their commits. Call it before semel.enqueue.
+CREATE FUNCTION semel.lock_key(key bytea) RETURNS void LANGUAGE sql VOLATILE
+  AS $$ SELECT pg_advisory_xact_lock(
+    ('x' || encode(substring(sha256('semel.outbox'::bytea || key) FROM 1 FOR 8), 'hex'))::bit(64)::bigint) $$;

@@ -179,7 +179,7 @@ impl Postgres {
         let mut attempt = 1;
         loop {
             let mut connection = self
-                .keys
+                .own
                 .acquire()
                 .await
                 .map_err(|error| classify(operation, error))?;

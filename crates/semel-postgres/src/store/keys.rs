@@ -87,7 +87,7 @@ impl KeyStore for Postgres {
         let row = sqlx::query(SWEEP_SQL)
             .bind(i64::from(limit))
             .bind(REMOVE_GRACE_MS)
-            .fetch_one(&self.keys)
+            .fetch_one(&self.own)
             .await
             .map_err(|error| autocommit_failed("sweep", error))?;
         let count = |column| {

@@ -5,4 +5,7 @@ pub(crate) mod key_batch;
 pub(crate) mod key_rows;
 pub(crate) mod keys;
 mod outbox;
+mod outbox_hint;
 mod outbox_rows;
+
+pub(crate) use outbox_hint::SmallBatches;

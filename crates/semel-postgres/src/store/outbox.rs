@@ -12,15 +12,15 @@
 //!   without that write, an empty batch's included (rules O2, O18).
 //! - **Home.** The snapshot, the role of the server (no standby, rule O5) and the identity of the cluster are read in
 //!   one statement that takes no transaction id (rule O6). Another cluster, or ids that have gone back, stop the relay
-//!   with `IdentityChanged`.
+//!   with `IdentityChanged`, and the cleaner deletes nothing there. Every page is read together with the cursor's own
+//!   row: a cursor from before a reconnect or fail-over is never used (rule O2).
 //!
 //! # Not yet
-//! Each shard reads for itself: N shards are N reads. Cleaning is by bounded deletes; partitions come later. A
-//! transaction that stays open while many others are settled makes the pages of its own batch pass over their rows.
+//! Each shard reads for itself: N shards are N reads. Cleaning is by bounded deletes; partitions come later. A stream
+//! keeps its number of shards. PgBouncer in transaction mode is not supported.
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::TryStreamExt as _;
 use semel_core::relay::{Cursor, Mark, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Guarded, Opening, OutboxStore,
@@ -35,22 +35,27 @@ use crate::db::Postgres;
 use crate::error::{autocommit_failed, classify};
 
 /// Compares what every guarded write must compare (rules O11, S3).
-const MINE: &str = "s.stream = $1 AND s.shard = $2 AND s.epoch = $3 AND s.nonce = $4 AND s.version = $5";
+/// The commit is synchronous even where a statement of yours has changed the connection's setting.
+const MINE: &str = "s.stream = $1 AND s.shard = $2 AND s.epoch = $3 AND s.nonce = $4 AND s.version = $5
+  AND set_config('synchronous_commit', 'on', true) = 'on'";
+/// Rows that one look counts. A batch below it is read by its transactions, a larger one by the primary key.
+const LOOK_ROWS: i64 = 1_000;
 
-/// Rows of a shard that were not visible in `$1`: both halves by the index on xid. The subqueries are fenced by OFFSET:
-/// else the planner may walk the primary key from the oldest row on instead.
-const NOT_IN_PREV: &str = "(SELECT id, xid, created_at FROM semel.outbox
-    WHERE xid >= pg_snapshot_xmax($1::text::pg_snapshot)
-      AND stream = $2 AND slot BETWEEN $3 AND $4 OFFSET 0)
+/// Rows of a shard that were not visible in `$1`: both halves by the index on xid, and of the transactions that were open
+/// then only those that have ended since.
+const NOT_IN_PREV: &str = "SELECT id, xid, created_at FROM semel.outbox
+    WHERE xid >= pg_snapshot_xmax($1::text::pg_snapshot) AND xid < pg_snapshot_xmax(pg_current_snapshot())
+      AND stream = $2 AND slot BETWEEN $3 AND $4
   UNION ALL
-  (SELECT id, xid, created_at FROM semel.outbox
-    WHERE xid = ANY(ARRAY(SELECT pg_snapshot_xip($1::text::pg_snapshot)))
-      AND stream = $2 AND slot BETWEEN $3 AND $4 OFFSET 0)";
+  SELECT o.id, o.xid, o.created_at
+    FROM pg_snapshot_xip($1::text::pg_snapshot) x JOIN semel.outbox o ON o.xid BETWEEN x AND x
+    WHERE pg_visible_in_snapshot(x, pg_current_snapshot()) AND o.stream = $2 AND o.slot BETWEEN $3 AND $4";
 
 /// What one look finds.
 struct Look {
     cur: String,
     first: Option<i64>,
+    found: i64,
 }
 
 #[async_trait]
@@ -105,7 +110,7 @@ impl OutboxStore for Postgres {
         let any: bool = sqlx::query_scalar(AssertSqlSafe(sql))
             .bind(&wish.stream)
             .bind(&wish.nonce.0[..])
-            .fetch_one(&self.pool)
+            .fetch_one(&self.own)
             .await
             .map_err(failed)?;
         if !any {
@@ -189,7 +194,12 @@ impl OutboxStore for Postgres {
         if look.first.is_none() && !(advance && look.cur != prev.as_str()) {
             return Ok(Guarded::Done(Opening::Empty));
         }
-        let (prev, open, last_id, batch_no) = match look.first {
+        let small = look.found < LOOK_ROWS;
+        let first = match look.first {
+            Some(first) if !small => self.first(prev, &look.cur).await?.or(Some(first)),
+            first => first,
+        };
+        let (prev, open, last_id, batch_no) = match first {
             Some(first) => (
                 prev.as_str(),
                 Some(look.cur.as_str()),
@@ -212,12 +222,13 @@ impl OutboxStore for Postgres {
             .bind(open)
             .bind(last_id)
             .bind(batch_no)
-            .fetch_optional(&self.pool)
+            .fetch_optional(&self.own)
             .await
             .map_err(|error| autocommit_failed("open_batch", error))?;
         match row {
             Some(row) => {
                 let cursor = shard(&row)?.cursor;
+                self.small_batches.set(&lease.shard, small.then_some(batch_no));
                 Ok(Guarded::Done(if open.is_some() {
                     Opening::Opened(cursor)
                 } else {
@@ -236,44 +247,41 @@ impl OutboxStore for Postgres {
         size: PageSize,
     ) -> Result<Guarded<Page>, StoreError> {
         let failed = |error| classify("read_page", error);
-        let found = self.find_shard(lease, "read_page").await?;
-        let Some(found) = found.filter(|found| found.is_owned_by(lease)) else {
-            return Ok(Guarded::Lost);
-        };
-        if found.cursor.batch_no != cursor.batch_no || found.cursor.open != cursor.open {
-            return Ok(Guarded::Reload);
-        }
         let Some(open) = &cursor.open else {
             return Ok(Guarded::Done(Page::default()));
         };
-        let sql = format!(
-            "SELECT {EVENT} FROM semel.outbox
-             WHERE id > $1 AND stream = $2 AND slot BETWEEN $3 AND $4
-               AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot)
-               AND NOT pg_visible_in_snapshot(xid, $6::text::pg_snapshot)
-             ORDER BY id LIMIT $7"
-        );
-        let mut rows = sqlx::query(AssertSqlSafe(sql))
-            .bind(after)
+        let sql = if self.small_batches.get(&lease.shard) == Some(cursor.batch_no) {
+            include_str!("../sql/outbox_small_page.sql")
+        } else {
+            include_str!("../sql/outbox_page.sql")
+        };
+        let rows = sqlx::query(sql)
             .bind(&lease.shard.stream)
+            .bind(i32::from(lease.shard.index))
+            .bind(lease.epoch.0)
+            .bind(&lease.nonce.0[..])
+            .bind(cursor.batch_no)
+            .bind(cursor.prev.as_str())
+            .bind(open.as_str())
             .bind(i32::from(lease.slots.first))
             .bind(i32::from(lease.slots.last))
-            .bind(open.as_str())
-            .bind(cursor.prev.as_str())
+            .bind(after)
             .bind(i64::from(size.rows))
-            .fetch(&self.pool);
+            .bind(i64::try_from(size.bytes).unwrap_or(i64::MAX))
+            .fetch_all(&self.own)
+            .await
+            .map_err(failed)?;
         let mut page = Page::default();
-        let mut bytes = 0;
-        while let Some(row) = rows.try_next().await.map_err(failed)? {
-            let row = page_row(&row)?;
-            bytes += row.row.event.data.as_ref().map_or(0, Bytes::len) as u64;
-            if bytes > size.bytes && !page.rows.is_empty() {
-                page.more = true;
-                break;
+        for row in &rows {
+            if !row.try_get::<bool, _>("mine").map_err(failed)? {
+                return self.not_mine(lease, "read_page").await;
             }
-            page.rows.push(row);
+            // Without rows there is one that says only whose the batch is.
+            if let Some(found) = row.try_get::<Option<i64>, _>("found").map_err(failed)? {
+                page.rows.push(page_row(row)?);
+                page.more = found >= i64::from(size.rows) || found > rows.len() as i64;
+            }
         }
-        page.more |= page.rows.len() >= size.rows as usize;
         Ok(Guarded::Done(page))
     }
 
@@ -301,7 +309,7 @@ impl OutboxStore for Postgres {
             .bind(next.suspect);
         if save.exceptions.is_empty() {
             let done = update
-                .execute(&self.pool)
+                .execute(&self.own)
                 .await
                 .map_err(|e| autocommit_failed("save_cursor", e))?;
             return if done.rows_affected() == 1 {
@@ -359,19 +367,12 @@ impl OutboxStore for Postgres {
 
     async fn clean(&self, keep_ms: i64, limit: u32) -> Result<u64, StoreError> {
         // One statement, so what it deletes is what it has just seen to be settled; a cleaner beside it is passed by.
-        let done = sqlx::query(
-            "DELETE FROM semel.outbox WHERE id IN (
-               SELECT o.id FROM semel.outbox o
-               JOIN semel.outbox_shard s ON s.stream = o.stream AND o.slot BETWEEN s.slot_first AND s.slot_last
-               WHERE pg_visible_in_snapshot(o.xid, s.prev)
-                 AND o.created_at < clock_timestamp() - $1 * interval '1 ms'
-               ORDER BY o.id LIMIT $2 FOR UPDATE OF o SKIP LOCKED)",
-        )
-        .bind(keep_ms as f64)
-        .bind(i64::from(limit))
-        .execute(&self.pool)
-        .await
-        .map_err(|error| autocommit_failed("clean", error))?;
+        let done = sqlx::query(include_str!("../sql/outbox_clean.sql"))
+            .bind(keep_ms as f64)
+            .bind(i64::from(limit))
+            .execute(&self.pool)
+            .await
+            .map_err(|error| autocommit_failed("clean", error))?;
         Ok(done.rows_affected())
     }
 
@@ -441,25 +442,20 @@ impl Postgres {
     /// One statement: what is visible to it is what is visible in the snapshot that it returns.
     async fn look(&self, lease: &ShardLease, prev: &Mark) -> Result<Look, StoreError> {
         let failed = |error| classify("open_batch", error);
-        let sql = format!(
-            "SELECT pg_current_snapshot()::text AS cur, pg_is_in_recovery() AS standby,
-               (SELECT system_identifier FROM pg_control_system())
-                 = (SELECT system_id FROM semel.outbox_incarnation) AS home,
-               pg_snapshot_xmax(pg_current_snapshot()) >= pg_snapshot_xmax($1::text::pg_snapshot) AS forward,
-               (SELECT min(id) FROM ({NOT_IN_PREV}) b) AS first"
-        );
-        let row = sqlx::query(AssertSqlSafe(sql))
+        let row = sqlx::query(include_str!("../sql/outbox_look.sql"))
             .bind(prev.as_str())
             .bind(&lease.shard.stream)
             .bind(i32::from(lease.slots.first))
             .bind(i32::from(lease.slots.last))
-            .fetch_one(&self.pool)
+            .bind(LOOK_ROWS)
+            .fetch_one(&self.own)
             .await
             .map_err(failed)?;
         let read = || -> Result<(Look, bool, bool, bool), sqlx::Error> {
             let look = Look {
                 cur: row.try_get("cur")?,
                 first: row.try_get("first")?,
+                found: row.try_get("found")?,
             };
             Ok((
                 look,
@@ -486,6 +482,19 @@ impl Postgres {
         Ok(look)
     }
 
+    /// The lowest number of a batch too large for one look. A new stream begins at the beginning, without looking.
+    async fn first(&self, prev: &Mark, cur: &str) -> Result<Option<i64>, StoreError> {
+        if prev.as_str().starts_with("1:1:") {
+            return Ok(Some(1));
+        }
+        sqlx::query_scalar(include_str!("../sql/outbox_first.sql"))
+            .bind(prev.as_str())
+            .bind(cur)
+            .fetch_one(&self.own)
+            .await
+            .map_err(|error| classify("open_batch", error))
+    }
+
     async fn find_shard(
         &self,
         lease: &ShardLease,
@@ -495,7 +504,7 @@ impl Postgres {
         let row: Option<PgRow> = sqlx::query(AssertSqlSafe(sql))
             .bind(&lease.shard.stream)
             .bind(i32::from(lease.shard.index))
-            .fetch_optional(&self.pool)
+            .fetch_optional(&self.own)
             .await
             .map_err(|error| classify(operation, error))?;
         row.as_ref().map(shard).transpose()
@@ -544,7 +553,7 @@ impl Postgres {
             .bind(leases.iter().map(|lease| lease.epoch.0).collect::<Vec<_>>())
             .bind(leases.iter().map(|lease| &lease.nonce.0[..]).collect::<Vec<_>>())
             .bind(ms as f64)
-            .fetch_all(&self.pool)
+            .fetch_all(&self.own)
             .await
             .map_err(|error| autocommit_failed(operation, error))?;
         let mine = |lease: &ShardLease| {

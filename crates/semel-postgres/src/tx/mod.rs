@@ -8,5 +8,5 @@ mod transact;
 pub(crate) use inbox::mark_many_ms;
 pub use inbox::{InboxTx, mark_many};
 pub use keys::{Once, OnceOptions, Pending, once};
-pub use outbox::{enqueue, enqueue_many};
+pub use outbox::{enqueue, enqueue_many, lock_key};
 pub use transact::{REPEAT, TxError, TxFuture, transact};

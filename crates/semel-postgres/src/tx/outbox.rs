@@ -20,7 +20,7 @@ const INSERT: &str = "INSERT INTO semel.outbox
 /// least once, with this id; roll back, and it never was.
 ///
 /// Events of one key are sent in the order in which they were written, where the writers of that key take turns: lock
-/// something that stands for the key (the business row, or `pg_advisory_xact_lock`) before you call this.
+/// something that stands for the key (the business row, or [`lock_key`]) before you call this.
 ///
 /// # Errors
 /// An event that could never be sent ([`Event::check`]), or the store's. Nothing is written then.
@@ -87,4 +87,18 @@ fn encoded_headers(event: &Event) -> Option<String> {
         .collect();
     // The encoding is JSON, so this cannot lose anything.
     Some(String::from_utf8_lossy(&headers::encode(&pairs)).into_owned())
+}
+
+/// Makes writers of one ordering key take turns until they commit: for those that lock no row of their own. Call it
+/// before [`enqueue`].
+///
+/// # Errors
+/// The store's; a deadlock where two transactions lock the same keys in different orders.
+pub async fn lock_key(tx: &mut Transaction<'_, Driver>, key: &[u8]) -> Result<(), StoreError> {
+    sqlx::query("SELECT semel.lock_key($1)")
+        .bind(key)
+        .execute(&mut **tx)
+        .await
+        .map_err(|error| classify("lock_key", error))?;
+    Ok(())
 }

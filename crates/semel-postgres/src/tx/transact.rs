@@ -148,7 +148,7 @@ async fn became(db: &Postgres, xid: &str, started: &str) -> Option<bool> {
         let status = sqlx::query_scalar::<_, Option<String>>(STATUS)
             .bind(xid)
             .bind(started)
-            .fetch_optional(&db.keys)
+            .fetch_optional(&db.own)
             .await;
         match status {
             Ok(Some(Some(status))) if status == "committed" => return Some(true),
