@@ -43,6 +43,6 @@ pub use semel_sqlite as sqlite;
 #[cfg(feature = "webhook")]
 pub use semel_webhook as webhook;
 
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "postgres", feature = "kafka"))]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
