@@ -38,11 +38,8 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
             format!("{} names {}", args.config.path.display(), summary(&config)),
         )];
         if !args.offline {
-            let opened = stores::check(&config.stores, &mut findings).await;
-            roles::check(&config, &opened, &mut findings).await;
-            for (_, store) in opened {
-                store.close().await;
-            }
+            stores::check(&config.stores, &mut findings).await;
+            roles::check(&config, &mut findings).await;
         }
         let bad = findings.iter().any(|finding| finding.verdict == Verdict::Bad);
         if args.json {

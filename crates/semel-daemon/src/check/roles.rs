@@ -3,32 +3,74 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use semel_core::error::chain;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use super::findings::Finding;
 use crate::config::Config;
 use crate::config::sink::SinkConfig;
-use crate::store::Store;
+use crate::sinks;
 
 /// How long a server may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(3);
+/// How long a receiver may take to say that it is there.
+const PROBE: Duration = Duration::from_secs(10);
 
 /// Looks at the daemon's address and at every role.
-pub(crate) async fn check(config: &Config, _stores: &[(String, Store)], findings: &mut Vec<Finding>) {
+pub(crate) async fn check(config: &Config, findings: &mut Vec<Finding>) {
     findings.push(port("server", config.server.listen).await);
     for relay in &config.relays {
         let part = format!("relay {}", relay.name);
-        match &relay.sink {
-            SinkConfig::Webhook(webhook) => findings.push(reachable(&part, "receiver", &webhook.url).await),
-            SinkConfig::Kafka(_) => {}
-        }
+        findings.push(receiver(&part, &relay.sink).await);
+        findings.push(Finding::ok(part, "guarantee", relay_guarantee(&relay.sink)));
     }
     for gateway in &config.gateways {
         let part = format!("gateway {}", gateway.name);
         findings.push(port(&part, gateway.listen.value).await);
         findings.push(reachable(&part, "upstream", &gateway.upstream).await);
+        let text =
+            "guarded: each key is sent once; an end that is not known is held, never repeated in silence";
+        findings.push(Finding::ok(part, "guarantee", text));
     }
+    if config.saga.is_some() {
+        let text = "keyed where a step's participant keeps a barrier or deduplicates, else guarded: each definition says";
+        findings.push(Finding::ok("saga", "guarantee", text));
+    }
+}
+
+const fn relay_guarantee(sink: &SinkConfig) -> &'static str {
+    match sink {
+        SinkConfig::Webhook(_) => {
+            "at least once with one Idempotency-Key, in order per key; keyed where the receiver deduplicates"
+        }
+        SinkConfig::Kafka(_) => {
+            "at least once with one ce_id, in order per key, acks=all; keyed where the consumer deduplicates"
+        }
+    }
+}
+
+/// Whether the receiver of a relay is there.
+async fn receiver(part: &str, config: &SinkConfig) -> Finding {
+    let shown = match config {
+        SinkConfig::Webhook(webhook) => webhook.url.to_string(),
+        SinkConfig::Kafka(kafka) => kafka.brokers.join(","),
+    };
+    let sink = match sinks::build(config) {
+        Ok(sink) => sink,
+        Err(error) => return Finding::bad(part, "receiver", chain(&error), "mend the settings of the sink"),
+    };
+    let trouble = match timeout(PROBE, sink.probe()).await {
+        Ok(Ok(())) => return Finding::ok(part, "receiver", format!("{shown} can be reached")),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("no answer within {} s", PROBE.as_secs()),
+    };
+    Finding::bad(
+        part,
+        "receiver",
+        format!("{shown}: {trouble}"),
+        "start it, or mend the sink",
+    )
 }
 
 /// Whether a port can be had, or a semel has it already.

@@ -7,9 +7,8 @@ use crate::config::StoreConfig;
 use crate::config::store::StoreUrl;
 use crate::store::Store;
 
-/// Looks at every store; hands back those that are open, by name.
-pub(crate) async fn check(configs: &[StoreConfig], findings: &mut Vec<Finding>) -> Vec<(String, Store)> {
-    let mut opened = Vec::new();
+/// Looks at every store.
+pub(crate) async fn check(configs: &[StoreConfig], findings: &mut Vec<Finding>) {
     for config in configs {
         let part = format!("store {}", config.name);
         if let StoreUrl::Sqlite(path) = &config.url
@@ -37,9 +36,34 @@ pub(crate) async fn check(configs: &[StoreConfig], findings: &mut Vec<Finding>) 
                 "grant the role the right to read them",
             )),
         }
-        opened.push((config.name.clone(), store));
+        findings.push(guarantee(&format!("store {}", config.name), &store));
+        store.close().await;
     }
-    opened
+}
+
+/// What this kind of store can do.
+fn guarantee(part: &str, store: &Store) -> Finding {
+    let can = store.keys().capabilities();
+    let mut words = Vec::new();
+    if can.joins_user_transaction {
+        words.push("atomic where business tables live in the same store");
+    }
+    words.push(if can.fences {
+        "stale owners are refused by token"
+    } else {
+        "stale owners are not refused"
+    });
+    words.push(if can.token_survives_failover {
+        "tokens never go back"
+    } else {
+        "tokens may go back after a fail-over"
+    });
+    words.push(if can.shared_by_machines {
+        "shared by any number of machines"
+    } else {
+        "shared by processes of one machine"
+    });
+    Finding::ok(part, "guarantee", words.join(", "))
 }
 
 /// A SQLite file that is not there is made at start, if its folder is.

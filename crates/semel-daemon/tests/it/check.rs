@@ -26,6 +26,7 @@ fn a_fresh_folder_is_fine_and_stays_untouched() {
     assert_eq!(code, 0);
     assert!(line(&stdout, "store default", "schema").starts_with("ok"));
     assert!(line(&stdout, "store default", "durability").contains("journal_mode=wal, synchronous=2"));
+    assert!(line(&stdout, "store default", "guarantee").contains("atomic"));
 }
 
 #[test]
@@ -34,7 +35,7 @@ fn each_server_that_is_away_is_named_and_the_exit_code_is_1() {
         "[store]\nurl = \"sqlite:nowhere/semel.db\"\n\
          [stores.pg]\nurl = \"postgres://app:hunter2@127.0.0.1:1/shop\"\n\
          [[relay]]\nname = \"r\"\nsink.webhook.url = \"http://127.0.0.1:1/events\"\n\
-         [[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:0\"\nupstream = \"http://127.0.0.1:1\"\n",
+         [[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:0\"\nanonymous = true\nupstream = \"http://127.0.0.1:1\"\n",
     );
     let (stdout, stderr, code) = texts(&run(folder.path(), &["check"]));
     assert_eq!(code, 1, "{stdout}{stderr}");
