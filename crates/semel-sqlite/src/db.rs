@@ -6,7 +6,7 @@ use semel_core::{Clock, StoreError, Timestamp};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
-use sqlx::{Sqlite as Driver, Transaction};
+use sqlx::{Connection as _, Sqlite as Driver, Transaction};
 
 use crate::config::Config;
 use crate::error::{classify, commit_failed};
@@ -42,6 +42,15 @@ impl Sqlite {
         let open = |error| classify("open", error);
         let writer = SqlitePoolOptions::new()
             .max_connections(1)
+            // SQLite rolls back by itself when the disk is full or fails. The driver does not notice, and would refuse
+            // every later BEGIN on that connection: it is replaced. (Test: a_transaction_that_sqlite_rolled_back_…)
+            .after_release(|connection, _| {
+                Box::pin(async move {
+                    // Answered after a pending rollback has been carried out.
+                    connection.ping().await?;
+                    Ok(!connection.is_in_transaction())
+                })
+            })
             .connect_with(options.clone())
             .await
             .map_err(open)?;

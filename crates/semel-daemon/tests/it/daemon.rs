@@ -71,12 +71,25 @@ impl Folder {
 
     /// Starts `semel run` with more environment.
     pub(crate) fn spawn(&self, env: &[(&str, &str)]) -> Daemon {
-        let log = tempfile::tempfile().unwrap();
         let mut command = semel();
         command
-            .current_dir(self.path())
             .args(["run", "-c", "semel.toml", "--log", "info,semel=debug"])
-            .envs(env.iter().copied())
+            .envs(env.iter().copied());
+        self.spawn_command(command)
+    }
+
+    /// Starts `semel run` by way of other programs: the last argument before it is `$0` of a shell script.
+    pub(crate) fn spawn_by(&self, way: &[&str], script: &[&str]) -> Daemon {
+        let mut command = Command::new(way[0]);
+        command.args(&way[1..]).args(script).arg(semel().get_program());
+        self.spawn_command(command)
+    }
+
+    fn spawn_command(&self, mut command: Command) -> Daemon {
+        let log = tempfile::tempfile().unwrap();
+        command
+            .current_dir(self.path())
+            .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log.try_clone().unwrap());
         let process = Process::spawn(&mut command).unwrap();

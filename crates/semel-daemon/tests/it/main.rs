@@ -8,6 +8,7 @@
 mod check;
 mod daemon;
 mod demo;
+mod full_disk;
 mod gateway;
 mod migrate;
 mod mistakes;

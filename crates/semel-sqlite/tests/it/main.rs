@@ -5,6 +5,7 @@
     reason = "a panic here is a failed test"
 )]
 
+mod db;
 mod inbox;
 mod keys;
 mod outbox;
