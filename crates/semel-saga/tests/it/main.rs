@@ -3,6 +3,7 @@
 
 mod crash;
 mod engine;
+mod faulty;
 mod ownership;
 mod shop;
 mod stuck;

@@ -191,6 +191,28 @@ fn a_refusal_after_an_unknown_attempt_is_certain_only_where_the_participant_dedu
     );
 }
 
+/// A person lets the pivot be called again although nobody knows of its first call; its refusal proves nothing.
+#[test]
+fn a_refusal_after_a_persons_retry_is_as_uncertain_as_the_call_before_it() {
+    let pivot = Step {
+        compensation: None,
+        ..undoable("p", Participant::None)
+    };
+    let chain = Definition::new("s")
+        .step(undoable("a", Participant::Keyed))
+        .step(pivot.pivot());
+    let mut saga = Saga::of(chain);
+    saga.acts("a", ok()).acts("p", lost());
+    assert_eq!(saga.instance.status, Status::Stuck);
+    saga.feed(Event::Retry { by: "ann".into() });
+    saga.sends("p", Op::Action);
+    saga.acts("p", no());
+    assert_eq!(
+        (saga.instance.status, &saga.instance.turned),
+        (Status::Stuck, &None)
+    );
+}
+
 #[test]
 fn a_keyed_action_is_driven_to_a_definite_answer_before_its_compensation() {
     let mut saga = Saga::chain(Participant::Keyed);

@@ -177,10 +177,57 @@ impl<'a> World<'a> {
                 for (number, op, epoch) in std::mem::take(&mut self.late) {
                     self.arrives(number, op, epoch, false);
                 }
+                self.stays();
                 return self;
             }
         }
         panic!("it does not end: {:?}", self.instance);
+    }
+
+    /// Terminal is terminal (R5), whatever comes.
+    fn stays(&self) {
+        if !self.instance.status.is_terminal() {
+            return;
+        }
+        let (by, why) = (String::from("ann"), String::new());
+        let mut events = vec![
+            Event::Timer,
+            Event::Resume {
+                accepted_at: self.now,
+                live: Vec::new(),
+            },
+            Event::Cancel {
+                by: by.clone(),
+                why: why.clone(),
+            },
+            Event::Retry { by: by.clone() },
+            Event::Abandon { by, why: why.clone() },
+            Event::Halt { why },
+        ];
+        for number in 0..self.sites.len() {
+            for op in [Op::Action, Op::Compensation] {
+                for answer in [Answer::Succeeded("late".into()), Answer::Refused("late".into())] {
+                    events.push(Event::Answered {
+                        step: number,
+                        op,
+                        answer,
+                    });
+                }
+            }
+        }
+        for event in events {
+            let context = Context {
+                now: Timestamp(i64::MAX / 2),
+                dice: 0.5,
+                launch: true,
+            };
+            let decision = step(self.definition, self.instance.clone(), event.clone(), context);
+            assert_eq!(decision.instance, self.instance, "{event:?}");
+            assert!(
+                decision.commands.is_empty() && decision.log.is_empty(),
+                "{event:?}"
+            );
+        }
     }
 
     fn next_call(&mut self) -> Option<(usize, Op)> {
