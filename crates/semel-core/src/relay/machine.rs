@@ -97,7 +97,12 @@ impl Machine {
             pause: None,
             streak: 0,
             care,
-            inherited: owned.cursor.suspect.filter(|_| care > 0),
+            // A process can die for many reasons; a row is accused only after as many deaths once more, all of them with
+            // this row alone on its way.
+            inherited: owned
+                .cursor
+                .suspect
+                .filter(|_| owned.takeovers >= policy.takeovers_max.saturating_mul(2)),
             counters: Counters::default(),
             lease_until,
             next_call: 0,

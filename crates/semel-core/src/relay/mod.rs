@@ -20,7 +20,8 @@
 //! - A broker that is away, or a destination that is missing, costs no attempt: the shard pauses and says why.
 //! - Nothing is handed over after the lease's local deadline, and no send may last beyond it (rule O17).
 //! - A row that kills the relay again and again is found (rule O22): after
-//!   [`RelayPolicy::takeovers_max`] deaths on one place rows go out one by one, each marked before it is sent.
+//!   [`RelayPolicy::takeovers_max`] deaths on one place rows go out one by one, each marked before it is sent; after as
+//!   many more on one row it is poison.
 //! - Memory is bounded by [`RelayPolicy::window_rows`] and [`RelayPolicy::window_bytes`], whatever the backlog.
 //!
 //! # Not guaranteed
@@ -40,6 +41,8 @@ mod window;
 
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod tests;
 
 pub use command::{Command, End, Input, Pause, PauseKind, StoreCall};
 pub use cursor::{Cursor, Epoch, Mark, OwnedShard, ShardId, ShardLease, Slots, Takeovers};

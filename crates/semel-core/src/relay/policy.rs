@@ -53,7 +53,8 @@ pub struct RelayPolicy {
     pub poison: Poison,
     /// Parked keys of one shard at most; beyond it the shard blocks. Default 10 000.
     pub parked_keys_max: usize,
-    /// Owners that may die on one place of a batch before rows go out one by one. Default 3.
+    /// Owners that may die on one place of a batch before rows go out one by one, each marked first; after as many deaths
+    /// more on one marked row it is poison, if the receiver can be reached. Default 3.
     pub takeovers_max: u32,
 }
 

@@ -6,5 +6,7 @@
 )]
 
 mod bed;
+mod crash;
+mod postgres;
 mod relay;
 mod webhook;

@@ -211,7 +211,7 @@ async fn poison_that_blocks_stops_the_shard_and_says_so_until_it_goes_through() 
         _ => Verdict::Take,
     });
     let bad = event("k", "1");
-    write(&db, &[bad.clone()]).await;
+    write(&db, std::slice::from_ref(&bad)).await;
     let relay = start(db.clone(), Arc::new(To(receiver.clone())), config());
     until("it says so", async || {
         let stats = relay.handle.stats();

@@ -1,0 +1,178 @@
+//! A relay's process dies at each named point; the next one goes on. Everything arrives, in order per key, and what comes
+//! twice has the same id.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use semel_core::limits::LimitExceeded;
+use semel_core::store::{OutboxRow, SinkError, SinkFuture, SinkOrder};
+use semel_core::{Event, OutboxStore, Sink};
+use semel_postgres::Postgres;
+use semel_sqlite::Sqlite;
+use semel_testkit::crash::{Run, role};
+use semel_testkit::servers;
+
+use crate::bed::{config, event, start, until};
+
+const EVENTS: usize = 40;
+
+/// A receiver that outlives the relay: each event is a line of a file.
+struct Lines(PathBuf);
+
+#[async_trait]
+impl Sink for Lines {
+    fn name(&self) -> &'static str {
+        "lines"
+    }
+
+    fn order(&self) -> SinkOrder {
+        SinkOrder::OnePerKey { in_flight_max: 2 }
+    }
+
+    fn check(&self, _: &Event) -> Result<(), LimitExceeded> {
+        Ok(())
+    }
+
+    fn publish_many(&self, rows: &[Arc<OutboxRow>], _: Duration) -> SinkFuture {
+        let mut file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.0)
+            .unwrap();
+        for row in rows {
+            let key = String::from_utf8(row.event.key.clone().unwrap().to_vec()).unwrap();
+            writeln!(file, "{} {key} {}", row.row, row.event.id).unwrap();
+        }
+        let results = rows.iter().map(|_| Ok(())).collect();
+        Box::pin(std::future::ready(results))
+    }
+
+    async fn probe(&self) -> Result<(), SinkError> {
+        Ok(())
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+/// The child: a relay that runs until nothing is left to send, or until it dies.
+fn relay(argument: &str) {
+    let (database, lines) = argument.split_once(' ').unwrap();
+    runtime().block_on(async {
+        let store: Arc<dyn OutboxStore> = if database.starts_with("postgres://") {
+            Arc::new(
+                Postgres::connect(semel_postgres::Config::new(database))
+                    .await
+                    .unwrap(),
+            )
+        } else {
+            Arc::new(Sqlite::open(semel_sqlite::Config::new(database)).await.unwrap())
+        };
+        let mut config = config();
+        config.lease = Duration::from_millis(1_100);
+        config.policy.page_rows = 8;
+        config.policy.save_every_ms = 0;
+        let relay = start(store.clone(), Arc::new(Lines(lines.into())), config);
+        until("nothing is left", async || {
+            let backlog = store.backlog().await.unwrap();
+            backlog.shards.first().is_some_and(|shard| shard.rows == 0)
+        })
+        .await;
+        relay.stop().await.unwrap();
+    });
+}
+
+fn dies_at_every_point(test: &str, database: &str, dir: &Path, write: &dyn Fn(&[Event])) {
+    let mut wanted = BTreeSet::new();
+    let lines = dir.join("lines");
+    let run = || Run::test(test, "relay", format!("{database} {}", lines.display()));
+    for point in [
+        "relay.batch_opened",
+        "relay.sent",
+        "relay.sent:5",
+        "relay.before_cursor",
+        "relay.cursor_saved",
+        "relay.cursor_saved:2",
+        "relay.batch_finished",
+    ] {
+        let events: Vec<_> = (0..EVENTS).map(|n| event(&format!("k{}", n % 5), "x")).collect();
+        write(&events);
+        wanted.extend(events.iter().map(|event| event.id.to_string()));
+        let end = run().at(point).run();
+        assert!(end.crashed(), "{point}: {end:?}");
+    }
+    let end = run().run();
+    assert!(end.succeeded(), "{end:?}");
+
+    let mut seen = BTreeSet::new();
+    let mut last: BTreeMap<String, i64> = BTreeMap::new();
+    let text = std::fs::read_to_string(&lines).unwrap();
+    for line in text.lines() {
+        let [row, key, id] = line.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("{line}")
+        };
+        if seen.insert(id.to_owned()) {
+            let row = row.parse().unwrap();
+            let before = last.insert(key.to_owned(), row);
+            assert!(
+                before.is_none_or(|before| before < row),
+                "{key}: {row} after {before:?}"
+            );
+        }
+    }
+    assert_eq!(seen, wanted);
+}
+
+#[test]
+fn a_relay_on_sqlite_dies_at_every_point_and_nothing_is_lost() {
+    if let Some(argument) = role("relay") {
+        return relay(&argument);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("test.db");
+    let runtime = runtime();
+    let db = runtime
+        .block_on(Sqlite::open(semel_sqlite::Config::new(&path)))
+        .unwrap();
+    runtime.block_on(db.migrate()).unwrap();
+    dies_at_every_point(
+        "crash::a_relay_on_sqlite_dies_at_every_point_and_nothing_is_lost",
+        path.to_str().unwrap(),
+        dir.path(),
+        &|events| {
+            runtime.block_on(crate::bed::write(&db, events));
+        },
+    );
+}
+
+#[test]
+fn a_relay_on_postgres_dies_at_every_point_and_nothing_is_lost() {
+    if let Some(argument) = role("relay") {
+        return relay(&argument);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let url = servers::postgres().fresh_database();
+    let runtime = runtime();
+    let db = runtime
+        .block_on(Postgres::connect(semel_postgres::Config::new(&url)))
+        .unwrap();
+    runtime.block_on(db.migrate()).unwrap();
+    dies_at_every_point(
+        "crash::a_relay_on_postgres_dies_at_every_point_and_nothing_is_lost",
+        &url,
+        dir.path(),
+        &|events| {
+            runtime.block_on(crate::postgres::write(&db, events));
+        },
+    );
+}
