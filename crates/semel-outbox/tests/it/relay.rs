@@ -279,22 +279,18 @@ async fn a_relay_that_dies_is_followed_by_another_and_nothing_is_lost() {
             .map(|n| event(&format!("k{}", n % 7), &n.to_string()))
             .collect();
         write(&db, &events).await;
+        // It hangs on a row in the middle, so that it does not end before it dies.
+        receiver.rule(|row, before| match row.event.data.as_deref() {
+            Some(b"150") if before == 0 => Verdict::Hang,
+            _ => Verdict::Take,
+        });
         let first = start(db.clone(), Arc::new(To(receiver.clone())), config());
-        let second = start(db.clone(), Arc::new(To(receiver.clone())), config());
         until("some have arrived", async || receiver.ids().len() > 50).await;
-        assert_eq!(
-            first.handle.stats().shards.len() + second.handle.stats().shards.len(),
-            1
-        );
-        let (dies, lives) = if second.handle.stats().shards.is_empty() {
-            (first, second)
-        } else {
-            (second, first)
-        };
-        dies.abort().await;
+        let second = start(db.clone(), Arc::new(To(receiver.clone())), config());
+        first.abort().await;
         until("all have arrived", async || receiver.ids().len() == 300).await;
-        assert_eq!(lives.handle.stats().acquired, 1);
-        lives.stop().await.unwrap();
+        assert_eq!(second.handle.stats().acquired, 1);
+        second.stop().await.unwrap();
         receiver.check_order();
     }
 }
