@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use semel_core::claim::{Claim, ClaimReply, Completion, LeaseReply, succeeded};
+use semel_core::claim::{
+    Claim, ClaimReply, Completion, LeaseReply, REMOVE_GRACE_MS, Release, WITHDRAWN_MS, succeeded,
+};
 use semel_core::{ErrorKind, Fingerprint, KeyStore, KeyStoreExt, Retry};
 use semel_postgres::tx::{Once, OnceOptions, once};
 use semel_postgres::{Config, Postgres};
 use semel_testkit::laws::keys::{KEEP, duplicate, is_ok};
 use semel_testkit::proxy::Proxy;
 
+use super::once::until_someone_waits;
 use super::{Lent, request};
 
 /// Rules K2 and K3 end to end: the reply is lost on the wire, the call is unknown, and repeating it is safe.
@@ -173,4 +176,43 @@ async fn two_pools_grant_each_key_once() {
         granted += task.await.unwrap();
     }
     assert_eq!(granted, keys.len());
+}
+
+const RELEASE: &str = include_str!("../../../src/sql/key_release.sql");
+
+/// The claim has looked and waits for the row; its withdrawal is committed first. What counts is what is there once it
+/// holds the lock (rule K4).
+#[tokio::test]
+async fn claim_that_waits_behind_its_own_withdrawal_is_not_granted() {
+    let (_lent, db) = Lent::take().await;
+    let late = request();
+    // A row that is free to be claimed.
+    let before = duplicate(&late);
+    let withdraw = Release {
+        key: before.key.clone(),
+        nonce: before.nonce,
+        token: None,
+    };
+    db.release(&withdraw).await.unwrap();
+
+    let mut tx = db.begin().await.unwrap();
+    sqlx::query(RELEASE)
+        .bind(vec![late.key.scope().as_bytes()])
+        .bind(vec![late.key.id()])
+        .bind(vec![None::<i64>])
+        .bind(vec![late.nonce.0])
+        .bind("5s")
+        .bind(WITHDRAWN_MS)
+        .bind(REMOVE_GRACE_MS)
+        .bind(8)
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    let claim = tokio::spawn({
+        let (db, late) = (db.clone(), late.clone());
+        async move { db.claim(&late).await.unwrap() }
+    });
+    until_someone_waits(&db, 1).await;
+    db.commit(tx).await.unwrap();
+    assert_eq!(claim.await.unwrap(), ClaimReply::Withdrawn);
 }
