@@ -9,6 +9,8 @@ pub const CRASH_POINTS: &[&str] = &[
     "key.claimed",
     "key.before_complete",
     "key.completed",
+    "once.before_commit",
+    "once.committed",
     "relay.batch_opened",
     "relay.sent",
     "relay.before_cursor",

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use semel_core::host::dice;
-use semel_core::{Clock as _, Retry, RetryPolicy, StoreError, SystemClock};
+use semel_core::{Clock as _, Retry, RetryPolicy, StoreError, SystemClock, crash_point};
 use sqlx::{Postgres as Driver, Transaction};
 
 use crate::db::Postgres;
@@ -122,7 +122,9 @@ async fn try_once<'env, T, E>(
         .fetch_one(&mut *tx)
         .await
         .map_err(|error| classify("commit", error))?;
+    crash_point("once.before_commit");
     let Err(error) = tx.commit().await else {
+        crash_point("once.committed");
         return Ok(value);
     };
     let error = commit_failed("commit", error);

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use semel_core::host::dice;
-use semel_core::{Retry, RetryPolicy, StoreError};
+use semel_core::{Retry, RetryPolicy, StoreError, crash_point};
 use sqlx::{Sqlite as Driver, Transaction};
 
 use crate::db::Sqlite;
@@ -94,9 +94,11 @@ async fn try_once<'env, T, E>(
     let mut tx: Transaction<'env, Driver> = db.begin().await?;
     match body(&mut tx).await {
         Ok(value) => {
+            crash_point("once.before_commit");
             tx.commit()
                 .await
                 .map_err(|error| commit_failed("commit", error))?;
+            crash_point("once.committed");
             Ok(value)
         }
         Err(error) => {

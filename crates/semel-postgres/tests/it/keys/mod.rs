@@ -1,5 +1,6 @@
 //! Keys.
 
+mod crash;
 mod history;
 mod laws;
 mod once;
