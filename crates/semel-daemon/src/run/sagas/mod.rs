@@ -9,7 +9,10 @@
 
 mod api;
 mod request;
+mod role;
 mod view;
+
+pub(crate) use role::start;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
