@@ -6,6 +6,7 @@
 )]
 
 mod consumer;
+mod end_to_end;
 mod processor;
 mod sink;
 mod support;
