@@ -82,7 +82,8 @@ pub enum ReceiveError {
 /// - Two copies of a delivery at once: the second waits for the first's commit, then is a duplicate.
 ///
 /// # Not guaranteed
-/// What the handler does outside of the transaction, and more than [`ReceiveOptions::retention`] of memory.
+/// - What the handler does outside of the transaction, and more than [`ReceiveOptions::retention`] of memory.
+/// - That old marks go by themselves: call [`InboxStore::purge_inbox`] from time to time.
 ///
 /// # Errors
 /// [`ReceiveError`]; in every case the sender should deliver again unless the message itself was refused.

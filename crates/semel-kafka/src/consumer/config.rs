@@ -6,6 +6,7 @@ use std::time::Duration;
 use semel_core::inbox::Poison;
 use semel_core::limits::{self, BATCH_ITEMS_MAX};
 use semel_core::{RetryPolicy, Scope, StoreError};
+use semel_inbox::BatchOptions;
 use uuid::Uuid;
 
 /// How repeats are told.
@@ -120,6 +121,16 @@ impl ConsumerConfig {
             topic_ids: BTreeMap::new(),
             properties: BTreeMap::new(),
         })
+    }
+
+    /// How batches of this consumer are settled.
+    pub(super) fn batch_options(&self) -> BatchOptions {
+        BatchOptions {
+            scope: self.scope.clone(),
+            marks: self.dedup == Dedup::Ids,
+            retention: self.retention,
+            poison: self.poison,
+        }
     }
 
     pub(super) fn check(&self) -> Result<(), StoreError> {

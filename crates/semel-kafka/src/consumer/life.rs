@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::config::{ConsumerConfig, Dedup};
+use super::config::ConsumerConfig;
 use super::record::{Named, message};
 use super::seats::{ASK, Seats, away};
 use crate::offsets::{Place, next_offsets};
@@ -27,6 +27,9 @@ use crate::{client, topic_id};
 const POLL: Duration = Duration::from_millis(100);
 /// How often the topics' ids are compared.
 const TOPIC_CHECK: Duration = Duration::from_secs(10);
+/// How often marks are forgotten, and how many in one short transaction: more than a consumer adds between two batches.
+const PURGE_EVERY: Duration = Duration::from_secs(30);
+const PURGE_MARKS: u32 = 2_000;
 
 /// Everything a life needs.
 pub(super) struct Life<S, H> {
@@ -129,16 +132,12 @@ impl<S: InboxStore, H: Handler<S>> Life<S, H> {
         let mut polling = Polling {
             life: self,
             consumer,
-            options: BatchOptions {
-                scope: config.scope.clone(),
-                marks: config.dedup == Dedup::Ids,
-                retention: config.retention,
-                poison: config.poison,
-            },
+            options: config.batch_options(),
             messages: Vec::new(),
             epochs: Vec::new(),
             failures: 0,
             checked: SystemClock.monotonic(),
+            purged: SystemClock.monotonic(),
         };
         polling.until_shutdown()
     }
@@ -155,7 +154,10 @@ struct Polling<'a, S: InboxStore, H> {
     epochs: Vec<i64>,
     /// Since the last commit.
     failures: u32,
+    /// When the topics' ids were compared.
     checked: Duration,
+    /// When old marks were last forgotten.
+    purged: Duration,
 }
 
 impl<S: InboxStore, H: Handler<S>> Polling<'_, S, H> {
@@ -171,6 +173,7 @@ impl<S: InboxStore, H: Handler<S>> Polling<'_, S, H> {
         while !self.stopping() {
             self.fill()?;
             self.check_topics()?;
+            self.purge();
             if self.messages.is_empty() {
                 self.idle()?;
             } else {
@@ -472,6 +475,27 @@ impl<S: InboxStore, H: Handler<S>> Polling<'_, S, H> {
                 self.claim_again(&error::chain(&error))
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// Forgets marks whose retention is over, some at a time, between two batches.
+    fn purge(&mut self) {
+        let now = SystemClock.monotonic();
+        if !self.options.marks || now - self.purged < PURGE_EVERY {
+            return;
+        }
+        let purged = self
+            .life
+            .runtime
+            .block_on(self.life.store.purge_inbox(PURGE_MARKS));
+        match purged {
+            // More to do: soon again.
+            Ok(count) if count == u64::from(PURGE_MARKS) => {}
+            Ok(_) => self.purged = now,
+            Err(error) => {
+                tracing::debug!(error = error::chain(&error), "marks were not purged");
+                self.purged = now;
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use semel_core::store::InboxStore;
 use semel_core::{ErrorKind, StoreError};
-use semel_inbox::Handler;
+use semel_inbox::{Handler, HandlerError};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -43,6 +43,35 @@ use self::record::Named;
 /// # Errors
 /// The database or the brokers being away is waited out. [`Consumer::run`] ends with an error only for what a person
 /// must mend: wrong settings, a position outside of the log, this member's static id used elsewhere.
+///
+/// # Example
+/// ```no_run
+/// use semel_inbox::{Handler, HandlerError, Message};
+/// use semel_kafka::{Consumer, ConsumerConfig};
+/// use semel_sqlite::{InboxTx, Sqlite, classify};
+///
+/// struct Shipping;
+///
+/// #[async_trait::async_trait]
+/// impl Handler<Sqlite> for Shipping {
+///     async fn handle(&self, tx: &mut InboxTx, messages: &[&Message]) -> Result<(), HandlerError> {
+///         for message in messages {
+///             sqlx::query("INSERT INTO parcel (label) VALUES (?1)")
+///                 .bind(message.data.as_deref())
+///                 .execute(tx.conn())
+///                 .await
+///                 .map_err(|error| classify("ship", error))?;
+///         }
+///         Ok(())
+///     }
+/// }
+///
+/// # async fn f(db: Sqlite) -> Result<(), semel_core::StoreError> {
+/// let config = ConsumerConfig::new("localhost:9092", "shipping", ["orders"])?;
+/// let consumer = Consumer::new(config, db.into(), Shipping.into())?;
+/// consumer.run(Default::default()).await // until its token is cancelled
+/// # }
+/// ```
 ///
 /// # Not yet
 /// Several batches at once per instance: run more instances, up to one per partition.
@@ -79,6 +108,16 @@ impl<S: InboxStore, H: Handler<S>> Consumer<S, H> {
             store,
             handler: Arc::new(handler),
         })
+    }
+
+    /// Handles up to `limit` parked messages of the key that waits longest, in order and in one transaction, after their
+    /// cause was mended; how many were taken. Call it until it answers 0. It may run beside [`Consumer::run`], also in
+    /// another process.
+    ///
+    /// # Errors
+    /// The handler's or the store's; everything stays parked then.
+    pub async fn redrive(&self, limit: u32) -> Result<usize, HandlerError> {
+        semel_inbox::redrive(&*self.store, &*self.handler, &self.config.batch_options(), limit).await
     }
 
     /// Reads until `shutdown`, on a thread of its own; then the batch at hand is finished, the group is left and this

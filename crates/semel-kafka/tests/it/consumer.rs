@@ -377,6 +377,29 @@ async fn a_poisoned_message_is_parked_with_the_later_ones_of_its_key() {
         .map(|(data, at)| (std::str::from_utf8(data).unwrap(), *at))
         .collect();
     assert_eq!(parked, [("refuse", 1), ("2", 2), ("3", 3)]);
+
+    // Mended: the handler of the next version knows what to do.
+    let mended = Consumer::new(w.config.clone(), Arc::clone(&w.db), Arc::new(Mended)).unwrap();
+    assert_eq!(mended.redrive(2).await.unwrap(), 2);
+    assert_eq!(mended.redrive(2).await.unwrap(), 1);
+    assert_eq!(mended.redrive(2).await.unwrap(), 0);
+    assert_eq!(w.log(0).await, ["0", "mended", "2", "3"]);
+}
+
+struct Mended;
+
+#[async_trait]
+impl Handler<Sqlite> for Mended {
+    async fn handle(&self, tx: &mut InboxTx, messages: &[&Message]) -> Result<(), HandlerError> {
+        for message in messages {
+            let mut message = (*message).clone();
+            if message.data.as_deref() == Some(b"refuse") {
+                message.data = Some("mended".into());
+            }
+            Log.handle(tx, &[&message]).await?;
+        }
+        Ok(())
+    }
 }
 
 /// Partitions move while messages flow; each is handled once, in order.

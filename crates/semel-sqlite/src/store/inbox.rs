@@ -21,7 +21,8 @@ type Tx = Transaction<'static, Driver>;
 impl InboxStore for Sqlite {
     type Tx = InboxTx;
 
-    /// SQLite names no transactions. A handler that ends this one itself makes the commit fail: there is none to end.
+    /// SQLite names no transactions. A handler that ends this one itself makes the commit fail: there is none to end. One
+    /// that begins another after it is not noticed.
     async fn begin_inbox(&self) -> Result<InboxTx, StoreError> {
         Ok(InboxTx(self.begin().await?))
     }
