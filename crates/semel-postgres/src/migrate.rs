@@ -9,7 +9,15 @@ const SCRIPTS: &[(i64, &str, &str)] = &[
     (1, "keys", include_str!("sql/0001_keys.sql")),
     (2, "outbox", include_str!("sql/0002_outbox.sql")),
     (3, "inbox", include_str!("sql/0003_inbox.sql")),
-    (4, "saga", include_str!("sql/0004_saga.sql")),
+    (
+        4,
+        "saga",
+        concat!(
+            include_str!("sql/0004_saga.sql"),
+            include_str!("sql/0004_saga_functions.sql"),
+            include_str!("sql/0004_barrier.sql")
+        ),
+    ),
 ];
 
 const VERSIONS: &str = "CREATE SCHEMA IF NOT EXISTS semel;

@@ -9,33 +9,18 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use semel_core::claim::{Record, step};
-use semel_core::host::dice;
 use semel_core::limits::{self, LimitExceeded};
 use semel_core::store::Replies;
-use semel_core::{ErrorKind, Key, Retry, RetryPolicy, StoreError, Timestamp};
-use sqlx::Postgres as Driver;
-use sqlx::postgres::PgArguments;
-use sqlx::query::Query;
+use semel_core::{ErrorKind, Key, Retry, StoreError, Timestamp};
 
+use super::autocommit::{Statement, code};
 use super::key_rows::{Answer, Won};
 use crate::db::Postgres;
-use crate::error::{autocommit_failed, classify};
 
 /// Times that one item is asked again because others came in between.
 const TRIES_MAX: u32 = 16;
 /// How long the items of a batch that had to wait for somebody's row wait again, one by one.
 const SINGLE_WAIT: Duration = Duration::from_millis(100);
-/// Repeats of a statement after a deadlock or a serialisation failure.
-const REPEAT: RetryPolicy = RetryPolicy {
-    initial_ms: 5,
-    factor: 2.0,
-    cap_ms: 200,
-    jitter: 1.0,
-    attempts_max: 8,
-    total_ms_max: 10_000,
-};
-
-pub(crate) type Statement = Query<'static, Driver, PgArguments>;
 
 /// One kind of transition.
 pub(crate) struct Transition<T, R> {
@@ -168,7 +153,6 @@ impl Postgres {
         (fates, known)
     }
 
-    /// Sends it, again after a deadlock or serialisation failure: then it is certain that nothing was done.
     async fn statement<T: Sync, R: Send>(
         &self,
         sent: &[&T],
@@ -176,37 +160,14 @@ impl Postgres {
         wait: Duration,
     ) -> Result<Vec<Answer>, StoreError> {
         let operation = transition.operation;
-        let mut attempt = 1;
-        loop {
-            let mut connection = self
-                .own
-                .acquire()
-                .await
-                .map_err(|error| classify(operation, error))?;
-            let query = (transition.statement)(sent, format!("{}ms", wait.as_millis()));
-            let error = match query.fetch_all(&mut *connection).await {
-                Ok(rows) => {
-                    let answers: Result<_, _> = rows.iter().map(Answer::read).collect();
-                    return answers.map_err(|error| {
-                        let text = "the answer cannot be read by this build";
-                        StoreError::new(ErrorKind::Corrupt, operation, text).with_source(error)
-                    });
-                }
-                Err(error) => error,
-            };
-            drop(connection);
-            let repeatable = matches!(code(&error).as_deref(), Some("40001" | "40P01"));
-            match REPEAT.delay_ms(attempt, 0, dice()) {
-                Some(delay) if repeatable => tokio::time::sleep(Duration::from_millis(delay)).await,
-                _ => return Err(autocommit_failed(operation, error)),
-            }
-            attempt += 1;
-        }
+        let statement = || (transition.statement)(sent, format!("{}ms", wait.as_millis()));
+        let rows = self.autocommit(operation, statement).await?;
+        let answers: Result<_, _> = rows.iter().map(Answer::read).collect();
+        answers.map_err(|error| {
+            let text = "the answer cannot be read by this build";
+            StoreError::new(ErrorKind::Corrupt, operation, text).with_source(error)
+        })
     }
-}
-
-fn code(error: &sqlx::Error) -> Option<String> {
-    Some(error.as_database_error()?.code()?.into_owned())
 }
 
 /// Whether one row may be the cause, so that the others should be tried without it.

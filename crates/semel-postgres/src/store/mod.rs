@@ -1,5 +1,6 @@
 //! The store traits of `semel-core` on PostgreSQL, one file per pattern.
 
+mod autocommit;
 mod inbox;
 pub(crate) mod key_batch;
 pub(crate) mod key_rows;
@@ -7,5 +8,7 @@ pub(crate) mod keys;
 mod outbox;
 mod outbox_hint;
 mod outbox_rows;
+mod saga;
+mod saga_rows;
 
 pub(crate) use outbox_hint::SmallBatches;

@@ -1,10 +1,12 @@
 //! What runs inside your own transaction: marks and events that commit with your rows, or not at all.
 
+mod barrier;
 mod inbox;
 mod keys;
 mod outbox;
 mod transact;
 
+pub use barrier::{BARRIER_WAIT, Barrier, PendingBarrier, barrier, barrier_within};
 pub(crate) use inbox::mark_many_ms;
 pub use inbox::{InboxTx, mark_many};
 pub use keys::{Once, OnceOptions, Pending, once};

@@ -4,4 +4,5 @@
 mod inbox;
 mod keys;
 mod outbox;
+mod saga;
 mod schema;

@@ -1,0 +1,58 @@
+//! Statements that are a transaction of their own.
+
+use std::time::Duration;
+
+use semel_core::host::dice;
+use semel_core::{RetryPolicy, StoreError};
+use sqlx::Postgres as Driver;
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::query::Query;
+
+use crate::db::Postgres;
+use crate::error::{autocommit_failed, classify};
+
+/// Repeats of a statement after a deadlock or a serialisation failure.
+const REPEAT: RetryPolicy = RetryPolicy {
+    initial_ms: 5,
+    factor: 2.0,
+    cap_ms: 200,
+    jitter: 1.0,
+    attempts_max: 8,
+    total_ms_max: 10_000,
+};
+
+pub(crate) type Statement = Query<'static, Driver, PgArguments>;
+
+impl Postgres {
+    /// Sends it, again after a deadlock or serialisation failure: then it is certain that nothing was done.
+    pub(crate) async fn autocommit(
+        &self,
+        operation: &'static str,
+        statement: impl Fn() -> Statement + Send + Sync,
+    ) -> Result<Vec<PgRow>, StoreError> {
+        let mut attempt = 1;
+        loop {
+            let mut connection = self
+                .own
+                .acquire()
+                .await
+                .map_err(|error| classify(operation, error))?;
+            let error = match statement().fetch_all(&mut *connection).await {
+                Ok(rows) => return Ok(rows),
+                Err(error) => error,
+            };
+            drop(connection);
+            let repeatable = matches!(code(&error).as_deref(), Some("40001" | "40P01"));
+            match REPEAT.delay_ms(attempt, 0, dice()) {
+                Some(delay) if repeatable => tokio::time::sleep(Duration::from_millis(delay)).await,
+                _ => return Err(autocommit_failed(operation, error)),
+            }
+            attempt += 1;
+        }
+    }
+}
+
+/// The SQLSTATE.
+pub(crate) fn code(error: &sqlx::Error) -> Option<String> {
+    Some(error.as_database_error()?.code()?.into_owned())
+}

@@ -1,0 +1,3 @@
+//! PostgreSQL obeys the laws of sagas.
+
+semel_testkit::saga_laws!(super::world());
