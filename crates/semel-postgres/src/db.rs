@@ -58,8 +58,11 @@ impl Postgres {
                 .connect_lazy_with(options)
         };
         // A statement's generic plan is kept for long. One made while the table is small reads all of it, and would go
-        // on doing so when it has grown.
-        let by_index = options.clone().options([("enable_seqscan", "off")]);
+        // on doing so when it has grown. Nor may it gather and sort the rest of a batch for each page: nothing tells the
+        // planner that nearly all rows behind a cursor are visible.
+        let by_index = options
+            .clone()
+            .options([("enable_seqscan", "off"), ("enable_bitmapscan", "off")]);
         Ok(Self {
             pool: pool(config.connections_max, options),
             own: pool(config.key_connections_max, by_index),

@@ -40,7 +40,7 @@ CREATE TABLE semel.outbox (
   created_at   timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 -- Both halves of a batch are ranges of it: written since the last look, and open then.
-CREATE INDEX outbox_xid ON semel.outbox (xid);
+CREATE INDEX outbox_xid ON semel.outbox (xid, id);
 
 -- A row with a foreign transaction id would never be seen, or be taken for sent (rule O9).
 CREATE FUNCTION semel.outbox_foreign_xid() RETURNS trigger LANGUAGE plpgsql AS $$
