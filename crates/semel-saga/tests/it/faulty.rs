@@ -249,3 +249,28 @@ async fn a_call_waits_while_the_lease_cannot_be_kept() {
     assert_eq!(coordinator.end_of(&id).await.status, Status::Completed);
     assert_eq!(place.shop.paths(), ["charge"]);
 }
+
+/// Rule S3: a request gets between a decision and its write. The write misses, the answer behind it is not forgotten.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_whose_write_misses_is_decided_again_and_its_call_not_repeated() {
+    let place = Place::new().await;
+    let store = Faulty::over(&place.db);
+    store.hold_saves();
+    let id = submit(&place, &["reserve", "charge"]).await;
+    let coordinator = start(&store);
+    until(|| store.saves_waiting.load(Ordering::SeqCst) == 1).await;
+    store.saves.add_permits(1);
+    place.shop.until_called("reserve", 1).await;
+    until(|| store.saves_waiting.load(Ordering::SeqCst) == 2).await;
+    let outside = SagaHandle::of_store(Arc::new(place.db.clone()));
+    outside.retry(&id, "ann").await.unwrap();
+    store.let_saves_go();
+    assert_eq!(coordinator.end_of(&id).await.status, Status::Completed);
+    assert_eq!(place.shop.paths(), ["reserve", "charge"]);
+    let log = place.db.saga_log(&id, 100).await.unwrap();
+    assert_eq!(
+        log.iter().filter(|row| row.entry.event == "retry").count(),
+        1,
+        "{log:?}"
+    );
+}
