@@ -111,20 +111,20 @@ impl Store {
     }
 
     /// Its sagas.
-    pub(crate) fn sagas(&self) -> Option<Arc<dyn SagaStore>> {
+    pub(crate) fn sagas(&self) -> Arc<dyn SagaStore> {
         match self {
-            Self::Sqlite(db) => Some(Arc::new(db.clone())),
+            Self::Sqlite(db) => Arc::new(db.clone()),
             #[cfg(feature = "postgres")]
-            Self::Postgres(_) => None,
+            Self::Postgres(db) => Arc::new(db.clone()),
         }
     }
 
     /// Its outbox.
-    pub(crate) fn outbox(&self) -> Option<Arc<dyn OutboxStore>> {
+    pub(crate) fn outbox(&self) -> Arc<dyn OutboxStore> {
         match self {
-            Self::Sqlite(db) => Some(Arc::new(db.clone())),
+            Self::Sqlite(db) => Arc::new(db.clone()),
             #[cfg(feature = "postgres")]
-            Self::Postgres(_) => None,
+            Self::Postgres(db) => Arc::new(db.clone()),
         }
     }
 

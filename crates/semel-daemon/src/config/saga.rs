@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use semel_core::limits::RETENTION_MS_MAX;
+
 use super::read::Table;
 use super::spec::{Section, field};
 
 /// Sagas that one process works on at a time: 1 to this many.
-pub(crate) const CONCURRENCY_MAX: u64 = 10_000;
+pub(crate) const CONCURRENCY_MAX: u64 = 1_000_000;
 
 /// `[saga]`.
 pub(crate) const SAGA: Section = Section {
@@ -28,20 +30,38 @@ pub(crate) const SAGA: Section = Section {
         field(
             "concurrency",
             "number",
-            "64",
-            "sagas that this process works on at a time",
+            "2000",
+            "sagas that this process works on at a time; more are left to other processes, or wait",
+        ),
+        field(
+            "per_destination_max",
+            "number",
+            "32",
+            "calls at a time to one host, shared by all sagas",
         ),
         field(
             "lease_ms",
             "ms",
             "10000",
-            "how long a dead process keeps its sagas from the others",
+            "how long the sagas of a dead process wait for another one",
         ),
         field(
             "poll_ms",
             "ms",
             "500",
-            "how often a process looks for sagas that nobody works on",
+            "how often sagas are looked for that other processes submitted or left behind",
+        ),
+        field(
+            "retention_ms",
+            "ms",
+            "2592000000",
+            "how long an ended saga is kept whole (30 days)",
+        ),
+        field(
+            "tombstone_ms",
+            "ms",
+            "31536000000",
+            "how long its id is remembered after that (a year); later it could run again",
         ),
         field(
             "participants",
@@ -59,10 +79,16 @@ pub(crate) struct SagaConfig {
     pub(crate) store: String,
     /// Sagas worked on at a time.
     pub(crate) concurrency: usize,
-    /// How long a dead process keeps its sagas.
+    /// Calls at a time to one host.
+    pub(crate) per_destination_max: usize,
+    /// How long a dead coordinator's sagas wait.
     pub(crate) lease: Duration,
-    /// How often to look for sagas that are due.
+    /// How often due sagas are looked for.
     pub(crate) poll: Duration,
+    /// How long an ended saga is kept.
+    pub(crate) retention_ms: i64,
+    /// How long its id is remembered after that.
+    pub(crate) tombstone_ms: i64,
     /// What steps may call; empty for anything.
     pub(crate) participants: Vec<String>,
 }
@@ -71,9 +97,23 @@ pub(crate) struct SagaConfig {
 pub(crate) fn read(table: &Table<'_>) -> Option<SagaConfig> {
     let enabled = table.boolean("enabled").unwrap_or(true);
     let store = table.store();
-    let concurrency = table.number("concurrency", 1..=CONCURRENCY_MAX);
-    let lease = table.number("lease_ms", 1_000..=3_600_000).unwrap_or(10_000);
-    let poll = table.number("poll_ms", 1..=60_000).unwrap_or(500);
+    let size = |name, max, default| {
+        let number = table.number(name, 1..=max).unwrap_or(default);
+        usize::try_from(number).unwrap_or(usize::MAX)
+    };
+    let ms = |name, range, default| table.number(name, range).unwrap_or(default);
+    let kept = |name, default| {
+        let max = RETENTION_MS_MAX.unsigned_abs();
+        i64::try_from(ms(name, 0..=max, default)).unwrap_or(RETENTION_MS_MAX)
+    };
+    let concurrency = size("concurrency", CONCURRENCY_MAX, 2_000);
+    let per_destination_max = size("per_destination_max", 100_000, 32);
+    let lease = Duration::from_millis(ms("lease_ms", 100..=86_400_000, 10_000));
+    let poll = Duration::from_millis(ms("poll_ms", 1..=3_600_000, 500));
+    let (retention_ms, tombstone_ms) = (
+        kept("retention_ms", 30 * 86_400_000),
+        kept("tombstone_ms", 365 * 86_400_000),
+    );
     let participants = table.texts("participants").unwrap_or_default();
     for url in &participants {
         if !url.value.starts_with("http://") && !url.value.starts_with("https://") {
@@ -83,9 +123,12 @@ pub(crate) fn read(table: &Table<'_>) -> Option<SagaConfig> {
     }
     enabled.then_some(SagaConfig {
         store: store?,
-        concurrency: concurrency.map_or(64, |n| usize::try_from(n).unwrap_or(usize::MAX)),
-        lease: Duration::from_millis(lease),
-        poll: Duration::from_millis(poll),
+        concurrency,
+        per_destination_max,
+        lease,
+        poll,
+        retention_ms,
+        tombstone_ms,
         participants: participants.into_iter().map(|at| at.value).collect(),
     })
 }

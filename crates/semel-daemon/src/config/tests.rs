@@ -71,10 +71,10 @@ semel.toml:11:39: unknown field `secrt` in sink.webhook
      |                                       ^^^^^
      = known here: url, topic_in_path, headers, in_flight_max, connect_timeout_ms
 
-semel.toml:14:15: `concurrency` is 0, outside 1 to 10000
+semel.toml:14:15: `concurrency` is 0, outside 1 to 1000000
   14 | concurrency = 0
      |               ^
-     = write a number from 1 to 10000
+     = write a number from 1 to 1000000
 
 semel.toml:15:1: unknown field `url` in [saga]
   15 | url = "********"

@@ -119,8 +119,7 @@ async fn serve(config: Config) -> Exit {
     tracing::info!(address = %server.address(), version = env!("CARGO_PKG_VERSION"), "semel listens");
     let api = config.saga.as_ref().map(|saga| {
         let store = stores.handle(&saga.store);
-        sagas::start(saga, &store, &context);
-        sagas::routes(saga, &config.server, store, &context)
+        sagas::start(saga, &config.server, store, &context)
     });
     server::start(server, &config.server, api, &context);
 

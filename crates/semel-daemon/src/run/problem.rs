@@ -5,6 +5,7 @@ use http::{HeaderValue, StatusCode, header};
 use semel_core::error::chain;
 use semel_core::saga::{SagaId, Status};
 use semel_core::{ErrorKind, Retry, StoreError};
+use semel_saga::SagaError;
 use serde::Serialize;
 
 /// One problem.
@@ -133,6 +134,26 @@ impl Problem {
             "The saga has ended",
             detail,
         )
+    }
+
+    /// What a coordinator said.
+    pub(crate) fn saga(id: &SagaId, error: SagaError) -> Self {
+        match error {
+            SagaError::OtherInput => Self::mismatch(id, "input"),
+            SagaError::OtherDefinition => Self::mismatch(id, "definition"),
+            SagaError::Ended(status) => Self::ended(id, status),
+            SagaError::Absent => Self::not_found(format!("there is no saga {id}")),
+            SagaError::TooManyRequests => Self::too_many_requests(),
+            SagaError::Limit(limit) => Self::bad_request(limit.to_string()),
+            SagaError::Store(error) => error.into(),
+            other => {
+                let detail = other.to_string();
+                match other.retry() {
+                    Retry::Later | Retry::OutcomeUnknown => Self::unavailable(detail),
+                    Retry::Never => Self::internal(detail),
+                }
+            }
+        }
     }
 
     /// There is nothing to retry.

@@ -58,11 +58,7 @@ impl Stream {
             () = stop.cancelled() => return Ok(()),
         };
         let sink = sinks::build(&self.config.sink)?;
-        let outbox = store.outbox().ok_or_else(|| Ended {
-            why: "the outbox on PostgreSQL is not there yet".to_owned(),
-            needs_a_person: true,
-        })?;
-        let relay = Relay::new(outbox, sink, self.settings(&store));
+        let relay = Relay::new(store.outbox(), sink, self.settings(&store));
         let handle = relay.handle();
         self.context
             .metrics
@@ -131,9 +127,7 @@ pub(crate) fn start_counting(name: &str, store: &Handle, context: &Arc<Context>)
     let (name, store, metrics) = (name.to_owned(), store.clone(), Arc::clone(&context.metrics));
     let stop = context.stop.clone();
     let counting = async move {
-        let Some(outbox) = store.ready().await.outbox() else {
-            return;
-        };
+        let outbox = store.ready().await.outbox();
         let mut orphans = Vec::new();
         loop {
             match outbox.backlog().await {

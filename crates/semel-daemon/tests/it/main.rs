@@ -15,5 +15,6 @@ mod mistakes;
 mod receiver;
 mod relays;
 mod saga_api;
+mod sagas;
 mod stop;
 mod stores;

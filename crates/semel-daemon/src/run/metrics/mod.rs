@@ -10,11 +10,12 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use semel_core::claim::SweepReport;
+use semel_core::saga::Status;
 use semel_core::store::Backlog;
 use semel_outbox::RelayHandle;
 
@@ -29,8 +30,15 @@ pub(crate) struct Metrics {
     registry: Mutex<Registry>,
     gateway: Family<GatewayLabels, Counter>,
     swept: Family<SweptLabels, Counter>,
+    sagas: Family<SagaLabels, Gauge>,
     relays: Relays,
     backlog: Backlogs,
+}
+
+/// Labels of `semel_sagas`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SagaLabels {
+    state: &'static str,
 }
 
 /// Labels of `semel_gateway_requests_total`.
@@ -69,6 +77,12 @@ impl Metrics {
         let swept = Family::default();
         let help = "Keys whose time was over: now unknown, only a tombstone, or gone";
         registry.register("keys_swept", help, swept.clone());
+        let sagas = Family::default();
+        registry.register(
+            "sagas",
+            "Sagas in the store, by state; stuck ones need a person",
+            sagas.clone(),
+        );
         let relays = Relays::default();
         registry.register_collector(Box::new(relays.clone()));
         let backlog = Backlogs::default();
@@ -77,6 +91,7 @@ impl Metrics {
             registry: Mutex::new(registry),
             gateway,
             swept,
+            sagas,
             relays,
             backlog,
         }
@@ -90,6 +105,20 @@ impl Metrics {
     /// Shows a relay from now on, in place of an earlier one of its name and stream.
     pub(crate) fn watch_relay(&self, name: &str, handle: RelayHandle) {
         self.relays.watch(name, handle);
+    }
+
+    /// Shows how many sagas there are; a state that is not named has none.
+    pub(crate) fn sagas(&self, counts: &[(Status, u64)]) {
+        for status in Status::ALL {
+            let count = counts
+                .iter()
+                .find(|(of, _)| *of == status)
+                .map_or(0, |(_, count)| *count);
+            let state = status.as_str();
+            self.sagas
+                .get_or_create(&SagaLabels { state })
+                .set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
     }
 
     /// Shows how an outbox stands.

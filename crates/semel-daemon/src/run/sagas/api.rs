@@ -8,8 +8,8 @@ use axum::routing::{get, post};
 use axum::{Json, Router, middleware};
 use http::{HeaderValue, StatusCode, header};
 use semel_core::saga::{SagaId, Status};
-use semel_core::store::{RequestReply, SagaLookup, SagaRecord, SagaRequest, Submission, SubmitReply};
-use semel_core::{Clock as _, SystemClock};
+use semel_core::store::{SagaLookup, SagaRecord, SagaRequest};
+use semel_saga::Submitted;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -42,19 +42,14 @@ async fn submit(State(api): State<Api>, request: Request) -> Result<Response, Pr
     request::must_be_json(&parts.headers)?;
     let bytes = request::body(body, api.body_bytes_max).await?;
     let wanted = request::submission(&bytes, &api.participants)?;
-    let submission = Submission {
-        id: wanted.id.clone(),
-        definition: wanted.definition,
-        input: wanted.input,
-        claimed: None,
-    };
-    let reply = api.submit(submission).await?;
-    let status = match reply {
-        SubmitReply::Accepted => StatusCode::CREATED,
-        SubmitReply::Existing(_) => StatusCode::OK,
-        SubmitReply::OtherInput => return Err(Problem::mismatch(&wanted.id, "input")),
-        SubmitReply::OtherDefinition => return Err(Problem::mismatch(&wanted.id, "definition")),
-        SubmitReply::Ended(status) => return Err(Problem::ended(&wanted.id, status)),
+    let submitted = api
+        .sagas()?
+        .submit(&wanted.definition, wanted.id.clone(), wanted.input)
+        .await
+        .map_err(|error| Problem::saga(&wanted.id, error))?;
+    let status = match submitted {
+        Submitted::New => StatusCode::CREATED,
+        Submitted::Existing(_) => StatusCode::OK,
     };
     let record = find(&api, &wanted.id).await?;
     let mut response = answer(&api, status, &record).await?;
@@ -79,21 +74,17 @@ async fn show(
 ) -> Result<Response, Problem> {
     let id = saga_id(id)?;
     let wait = Duration::from_millis(wait.wait_ms).min(api.wait_max);
-    let deadline = SystemClock.monotonic() + wait;
-    let mut pause = Duration::from_millis(10);
-    loop {
-        let record = find(&api, &id).await?;
-        let settled = record.status.is_terminal() || record.status == Status::Stuck;
-        let left = deadline.saturating_sub(SystemClock.monotonic());
-        if settled || left.is_zero() || api.stop.is_cancelled() {
-            return answer(&api, StatusCode::OK, &record).await;
-        }
+    if !wait.is_zero() {
+        let waiting = api.sagas()?;
         tokio::select! {
-            () = tokio::time::sleep(pause.min(left)) => {}
+            waited = waiting.wait(&id, wait) => {
+                waited.map_err(|error| Problem::saga(&id, error))?;
+            }
             () = api.stop.cancelled() => {}
         }
-        pause = (pause * 2).min(Duration::from_millis(250));
     }
+    let record = find(&api, &id).await?;
+    answer(&api, StatusCode::OK, &record).await
 }
 
 #[derive(Deserialize)]
@@ -184,12 +175,13 @@ async fn ask(
     wanted
         .check()
         .map_err(|limit| Problem::bad_request(limit.to_string()))?;
-    match api.request(&id, &wanted).await? {
-        RequestReply::Noted => {}
-        RequestReply::Ended(status) => return Err(Problem::ended(&id, status)),
-        RequestReply::Absent => return Err(absent(&id)),
-        RequestReply::TooMany => return Err(Problem::too_many_requests()),
-    }
+    let sagas = api.sagas()?;
+    let noted = match &wanted {
+        SagaRequest::Cancel { by, why } => sagas.cancel(&id, by, why).await,
+        SagaRequest::Retry { by } => sagas.retry(&id, by).await,
+        SagaRequest::Abandon { by, why } => sagas.abandon(&id, by, why).await,
+    };
+    noted.map_err(|error| Problem::saga(&id, error))?;
     let record = find(&api, &id).await?;
     answer(&api, StatusCode::ACCEPTED, &record).await
 }

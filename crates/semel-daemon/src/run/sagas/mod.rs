@@ -11,16 +11,17 @@ mod api;
 mod request;
 mod role;
 mod view;
-
-pub(crate) use role::start;
+mod watched;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
-use semel_core::saga::{CheckedDefinition, SagaId};
-use semel_core::store::{RequestReply, SagaRequest, SagaStore, Submission, SubmitReply};
+use semel_core::saga::CheckedDefinition;
+use semel_core::store::SagaStore;
+use semel_saga::SagaHandle;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Context;
@@ -36,6 +37,8 @@ const DEFINITIONS_KEPT: usize = 256;
 #[derive(Clone)]
 struct Api {
     store: Handle,
+    /// The coordinator, once it runs.
+    running: watch::Receiver<Option<SagaHandle>>,
     token: Option<Secret>,
     body_bytes_max: usize,
     wait_max: Duration,
@@ -44,14 +47,15 @@ struct Api {
     definitions: Arc<Mutex<HashMap<[u8; 32], CheckedDefinition>>>,
 }
 
-/// The API's routes.
-pub(crate) fn routes(
+/// Starts the coordinator; hands back the routes of its API.
+pub(crate) fn start(
     config: &SagaConfig,
     server: &ServerConfig,
     store: Handle,
     context: &Arc<Context>,
 ) -> Router {
     api::router(Api {
+        running: role::start(config, server, store.clone(), context),
         store,
         token: server.token.clone(),
         body_bytes_max: server.body_bytes_max,
@@ -64,21 +68,18 @@ pub(crate) fn routes(
 
 impl Api {
     fn store(&self) -> Result<Arc<dyn SagaStore>, Problem> {
-        let store = self.store.now().and_then(|store| store.sagas());
+        let store = self.store.now().map(|store| store.sagas());
         store.ok_or_else(|| {
             Problem::unavailable("the store of sagas is not open: /readyz says why; nothing was done")
         })
     }
 
-    async fn submit(&self, submission: Submission) -> Result<SubmitReply, Problem> {
-        let mut replies = self.store()?.submit_sagas(&[submission]).await?;
-        replies
-            .pop()
-            .ok_or_else(|| Problem::internal("the store gave no answer"))
-    }
-
-    async fn request(&self, id: &SagaId, wanted: &SagaRequest) -> Result<RequestReply, Problem> {
-        Ok(self.store()?.request_saga(id, wanted).await?)
+    /// The running coordinator: it stores what it is told in groups, and takes it up at once.
+    fn sagas(&self) -> Result<SagaHandle, Problem> {
+        // Asked first, because it says more when it is away.
+        self.store()?;
+        let running = self.running.borrow().clone();
+        running.ok_or_else(|| Problem::unavailable("the coordinator is starting; nothing was done"))
     }
 
     /// A definition, from memory where it is known.
