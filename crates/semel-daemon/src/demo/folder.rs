@@ -2,17 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use tempfile::TempDir;
-
+use super::process::remove_folder;
 use super::report::Shop;
 use super::trouble::{Doing as _, Trouble};
 
-/// The demo's folder: one that the user named and keeps, or a temporary one.
+/// The demo's folder: one that the user named and keeps, or a temporary one, which is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Root {
     path: PathBuf,
-    /// Removed when it is dropped, which is after the last process is gone.
-    temporary: Option<TempDir>,
+    kept: bool,
 }
 
 /// Where a shop keeps its files.
@@ -27,13 +25,10 @@ impl Root {
     /// The folder `wanted`, which must be empty or absent; without one, a temporary folder.
     pub(crate) fn open(wanted: Option<&Path>) -> Result<Self, Trouble> {
         let Some(wanted) = wanted else {
-            let temporary = tempfile::Builder::new()
-                .prefix("semel-demo-")
-                .tempdir()
-                .doing("make a temporary folder")?;
+            let temporary = tempfile::Builder::new().prefix("semel-demo-").tempdir();
             return Ok(Self {
-                path: temporary.path().to_owned(),
-                temporary: Some(temporary),
+                path: temporary.doing("make a temporary folder")?.keep(),
+                kept: false,
             });
         };
         let shown = wanted.display();
@@ -47,7 +42,7 @@ impl Root {
         }
         Ok(Self {
             path: std::path::absolute(wanted).doing(format!("find {shown}"))?,
-            temporary: None,
+            kept: true,
         })
     }
 
@@ -58,19 +53,26 @@ impl Root {
     pub(crate) fn of(&self, shop: Shop) -> Folder {
         Folder {
             path: self.path.join(shop.id()),
-            temporary: self.temporary.as_ref().map(|_| self.path.clone()),
+            temporary: (!self.kept).then(|| self.path.clone()),
         }
     }
 
     /// Keeps a temporary folder after all.
-    pub(crate) fn keep(&mut self) {
-        if let Some(temporary) = self.temporary.take() {
-            let _ = temporary.keep();
-        }
+    pub(crate) const fn keep(&mut self) {
+        self.kept = true;
     }
 
     /// Whether the files are still there when the demo has ended.
     pub(crate) const fn is_kept(&self) -> bool {
-        self.temporary.is_none()
+        self.kept
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        if !self.kept {
+            // By now every process has been killed. What cannot be removed is left to the system's temporary folder.
+            let _ = remove_folder(&self.path);
+        }
     }
 }

@@ -64,6 +64,39 @@ fn the_hand_written_shop_is_counted_and_is_no_failure_of_the_demo() {
 }
 
 #[test]
+fn the_shop_with_semel_comes_out_right() {
+    let folder = folder();
+    let kept = folder.path().join("kept");
+    let arguments = [
+        "--semel-only",
+        "--orders",
+        "60",
+        "--seconds",
+        "6",
+        "--seed",
+        "7",
+        "--json",
+    ];
+    let (out, errors, code) = demo(&[&arguments[..], &["--dir", kept.to_str().unwrap()]].concat());
+    let audit: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}{errors}"));
+    let semel = shop(&audit, "semel");
+    if code != 0 {
+        // Someone has to look into the files.
+        panic!("kept in {}: {semel}\n{errors}", folder.keep().display());
+    }
+    assert_eq!(semel["clean"], true, "{semel}");
+    assert_eq!(
+        (semel["orders"].as_u64(), semel["right"].as_u64()),
+        (Some(60), Some(60))
+    );
+    let ends = semel["completed"].as_u64().unwrap() + semel["undone"].as_u64().unwrap();
+    assert_eq!(ends, 60, "{semel}");
+    assert!(semel["completed"].as_u64().unwrap() > 20, "{semel}");
+    assert!(semel["ordeal"]["kills"].as_u64().unwrap() > 2, "{semel}");
+    assert!(semel["ordeal"]["duplicates"].as_u64().unwrap() > 10, "{semel}");
+}
+
+#[test]
 fn a_folder_with_something_in_it_is_refused_and_left_alone() {
     let folder = folder();
     std::fs::write(folder.path().join("mine"), "precious").unwrap();

@@ -16,8 +16,9 @@ use crate::demo::moment::Moment;
 
 /// How long a customer waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Between two retries of an order that got no definite answer yet.
-const RETRY_AFTER: Duration = Duration::from_millis(300);
+/// Before the first retry of an order that got no definite answer; each next wait is twice as long.
+const RETRY_AFTER: Duration = Duration::from_millis(250);
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(2);
 
 /// What the client has done so far.
 #[derive(Debug, Default)]
@@ -86,11 +87,11 @@ impl Client {
         for answer in join_all(sends).await.into_iter().flatten() {
             note(&mut answers, answer);
         }
-        let mut copy = 0;
+        let (mut copy, mut wait) = (0, RETRY_AFTER);
         while answers.is_empty() {
             tokio::select! {
                 () = self.give_up.cancelled() => break,
-                () = sleep(RETRY_AFTER) => {}
+                () = sleep(wait) => {}
             }
             let again = SendPlan {
                 after: Duration::ZERO,
@@ -98,6 +99,7 @@ impl Client {
                 cut_after: None,
             };
             copy = 1 - copy;
+            wait = (wait * 2).min(RETRY_AFTER_MAX);
             if let Some(answer) = self.send(&plan, &again, true).await {
                 note(&mut answers, answer);
             }

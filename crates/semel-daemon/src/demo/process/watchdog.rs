@@ -5,10 +5,11 @@
 //! nothing. SIGKILL reaches stopped processes too, and a group id is not used again while its leader lives, so no
 //! stranger can be hit.
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Signal, kill_current_process_group};
 use tokio::signal::unix::{SignalKind, signal};
@@ -18,6 +19,10 @@ use crate::exit::Exit;
 
 /// Written into the pipe before it is closed on purpose: the folder is still wanted.
 const DONE: &[u8] = b"done";
+
+/// How often a folder is tried to be removed, and how long between.
+const REMOVALS_MAX: u32 = 100;
+const REMOVAL_PAUSE: Duration = Duration::from_millis(50);
 
 /// The demo's end of the pipe. Dropping it kills every process of the group.
 #[derive(Debug)]
@@ -106,9 +111,23 @@ fn sweep_after_us(dir: &Path) -> Option<Child> {
 
 /// The sweeper's own life.
 pub(crate) fn sweep(remove: &Path) -> Exit {
-    let waited = std::io::stdin().read_to_end(&mut Vec::new());
-    match waited.and_then(|_| std::fs::remove_dir_all(remove)) {
-        Ok(()) => Exit::Ok,
-        Err(_) => Exit::Failed,
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    if remove_folder(remove) {
+        Exit::Ok
+    } else {
+        Exit::Failed
     }
+}
+
+/// Removes a folder whose processes were killed. One of them may still be ending a system call that makes a file, so
+/// what could not be removed is tried again. Says whether it is gone.
+pub(crate) fn remove_folder(folder: &Path) -> bool {
+    for _ in 0..REMOVALS_MAX {
+        match std::fs::remove_dir_all(folder) {
+            Ok(()) => return true,
+            Err(error) if error.kind() == ErrorKind::NotFound => return true,
+            Err(_) => std::thread::sleep(REMOVAL_PAUSE),
+        }
+    }
+    false
 }

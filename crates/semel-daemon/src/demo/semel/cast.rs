@@ -92,6 +92,8 @@ send_timeout_ms = 1000
 retry_cap_ms = 500
 
 [saga]
+lease_ms = 2000
+poll_ms = 100
 "#
     )
 }
