@@ -20,6 +20,7 @@
 //! # Not yet
 //! Signals, approvals, timers of one's own, status URLs, `mark` by an operator, retry with edited input, sub-sagas, and
 //! the rescan after a restore (rule S9: a participant that has seen a later epoch makes the saga `Stuck`).
+//! A keyed participant's memory is not asked for: choose budgets shorter than it remembers keys (rule K14).
 //!
 //! # Limits
 //! `SAGA_*` in [`limits`](crate::limits).

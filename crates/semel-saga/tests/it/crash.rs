@@ -7,11 +7,13 @@ use std::time::Duration;
 use semel_core::StoredOutcome;
 use semel_core::saga::{Answer, BarrierCall, Call, Definition, Op, SagaId, Status, Step};
 use semel_core::store::SagaStore;
+use semel_postgres::Postgres;
 use semel_saga::{CoordinatorConfig, Handlers};
 use semel_sqlite::Sqlite;
 use semel_testkit::crash::{self, Run};
+use semel_testkit::servers;
 
-use crate::shop::{Running, config, quick};
+use crate::shop::{Running, config, postgres, quick};
 
 /// Point and time. Two sagas make eight calls, two of them compensations.
 const POINTS: [&str; 19] = [
@@ -39,18 +41,34 @@ const POINTS: [&str; 19] = [
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_dies_at_any_point_leaves_every_effect_once_on_sqlite() {
     if let Some(file) = crash::role("sqlite shop") {
-        return work(&Shop::sqlite(&file).await).await;
+        return work(&Shop::open(&file).await).await;
     }
     let name = "crash::a_process_that_dies_at_any_point_leaves_every_effect_once_on_sqlite";
     for point in POINTS {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("shop.db").display().to_string();
-        let end = Run::test(name, "sqlite shop", &file).at(point).run();
-        assert!(end.crashed(), "{point}: {end:?}");
-        let shop = Shop::sqlite(&file).await;
-        work(&shop).await;
-        shop.audit(point).await;
+        die_and_go_on(name, "sqlite shop", &file, point).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_dies_at_any_point_leaves_every_effect_once_on_postgresql() {
+    if let Some(database) = crash::role("postgresql shop") {
+        return work(&Shop::open(&database).await).await;
+    }
+    let name = "crash::a_process_that_dies_at_any_point_leaves_every_effect_once_on_postgresql";
+    for point in POINTS {
+        let database = servers::postgres().fresh_database();
+        die_and_go_on(name, "postgresql shop", &database, point).await;
+    }
+}
+
+async fn die_and_go_on(test: &str, role: &str, store: &str, point: &str) {
+    let end = Run::test(test, role, store).at(point).run();
+    assert!(end.crashed(), "{point}: {end:?}");
+    let shop = Shop::open(store).await;
+    work(&shop).await;
+    shop.audit(point).await;
 }
 
 /// One saga that completes and one whose last step is refused; submitted again by whoever comes next.
@@ -90,39 +108,27 @@ async fn work(shop: &Shop) {
 
 /// Store of the sagas and participant in one.
 #[derive(Clone)]
-struct Shop(Sqlite);
+enum Shop {
+    Sqlite(Sqlite),
+    Postgres(Postgres),
+}
 
-impl Shop {
-    async fn sqlite(file: &str) -> Self {
-        let db = Sqlite::open(semel_sqlite::Config::new(file)).await.unwrap();
-        db.migrate().await.unwrap();
-        let mut tx = db.begin().await.unwrap();
-        sqlx::query("CREATE TABLE IF NOT EXISTS effect (saga TEXT, step TEXT, change INTEGER)")
-            .execute(&mut *tx)
-            .await
-            .unwrap();
-        db.commit(tx).await.unwrap();
-        Self(db)
-    }
+const TABLE: &str = "CREATE TABLE IF NOT EXISTS effect (saga text, step text, change integer)";
+const EFFECT: &str = "INSERT INTO effect VALUES ($1, $2, $3)";
 
-    fn store(&self) -> Arc<dyn SagaStore> {
-        Arc::new(self.0.clone())
-    }
-
-    /// Does or undoes a step behind the barrier.
-    async fn take(&self, call: &Call) -> Answer {
-        use semel_sqlite::tx::{Barrier, barrier};
-        let mut tx = self.0.begin().await.unwrap();
-        let answer = match barrier(&mut tx, &BarrierCall::of_call(call)).await.unwrap() {
+/// The barrier's dance, the same on both stores.
+macro_rules! take {
+    ($backend:ident, $db:expr, $call:expr) => {{
+        use $backend::tx::{Barrier, barrier};
+        let mut tx = $db.begin().await.unwrap();
+        let answer = match barrier(&mut tx, &BarrierCall::of_call($call)).await.unwrap() {
             Barrier::Run(pending) => {
-                sqlx::query("INSERT INTO effect VALUES (?1, ?2, ?3)")
-                    .bind(call.saga.as_str())
-                    .bind(&call.step)
-                    .bind(change(call))
-                    .execute(&mut *tx)
-                    .await
-                    .unwrap();
-                let outcome = outcome(call);
+                let effect = sqlx::query(EFFECT)
+                    .bind($call.saga.as_str())
+                    .bind(&$call.step)
+                    .bind(change($call));
+                effect.execute(&mut *tx).await.unwrap();
+                let outcome = outcome($call);
                 pending.store(&mut tx, outcome.clone()).await.unwrap();
                 outcome.into()
             }
@@ -131,17 +137,48 @@ impl Shop {
             Barrier::Refused(code) => code.into(),
             Barrier::Busy => Answer::Running { retry_after: None },
         };
-        self.0.commit(tx).await.unwrap();
+        $db.commit(tx).await.unwrap();
         answer
+    }};
+}
+
+impl Shop {
+    async fn open(store: &str) -> Self {
+        if store.starts_with("postgres:") {
+            let db = postgres(store).await;
+            sqlx::query(TABLE).execute(db.pool()).await.unwrap();
+            return Self::Postgres(db);
+        }
+        let db = Sqlite::open(semel_sqlite::Config::new(store)).await.unwrap();
+        db.migrate().await.unwrap();
+        let mut tx = db.begin().await.unwrap();
+        sqlx::query(TABLE).execute(&mut *tx).await.unwrap();
+        db.commit(tx).await.unwrap();
+        Self::Sqlite(db)
+    }
+
+    fn store(&self) -> Arc<dyn SagaStore> {
+        match self {
+            Self::Sqlite(db) => Arc::new(db.clone()),
+            Self::Postgres(db) => Arc::new(db.clone()),
+        }
+    }
+
+    /// Does or undoes a step behind the barrier.
+    async fn take(&self, call: &Call) -> Answer {
+        match self {
+            Self::Sqlite(db) => take!(semel_sqlite, db, call),
+            Self::Postgres(db) => take!(semel_postgres, db, call),
+        }
     }
 
     async fn audit(&self, point: &str) {
-        let found: Vec<(String, String, i64, i64)> = sqlx::query_as(
-            "SELECT saga, step, sum(change), count(*) FROM effect GROUP BY saga, step ORDER BY saga, step",
-        )
-        .fetch_all(self.0.readers())
-        .await
-        .unwrap();
+        let sql =
+            "SELECT saga, step, sum(change), count(*) FROM effect GROUP BY saga, step ORDER BY saga, step";
+        let found: Vec<(String, String, i64, i64)> = match self {
+            Self::Sqlite(db) => sqlx::query_as(sql).fetch_all(db.readers()).await.unwrap(),
+            Self::Postgres(db) => sqlx::query_as(sql).fetch_all(db.pool()).await.unwrap(),
+        };
         let row = |saga: &str, step: &str, left, changes| (saga.to_owned(), step.to_owned(), left, changes);
         let expected = [
             row("good", "charge", 1, 1),
@@ -154,7 +191,7 @@ impl Shop {
     }
 }
 
-fn change(call: &Call) -> i64 {
+fn change(call: &Call) -> i32 {
     if call.op == Op::Action { 1 } else { -1 }
 }
 

@@ -5,5 +5,6 @@ mod crash;
 mod engine;
 mod faulty;
 mod ownership;
+mod postgres;
 mod shop;
 mod stuck;

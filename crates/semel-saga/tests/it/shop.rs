@@ -14,6 +14,7 @@ use axum::routing::post;
 use semel_core::saga::{CheckedDefinition, Definition, SagaId, Status, Step};
 use semel_core::store::SagaStore;
 use semel_core::{RetryPolicy, limits};
+use semel_postgres::Postgres;
 use semel_saga::{Coordinator, CoordinatorConfig, HttpParticipants, Participants, SagaHandle, SagaView};
 use semel_sqlite::{Config, Sqlite};
 use tokio::sync::Semaphore;
@@ -271,12 +272,21 @@ impl Place {
     }
 
     pub(crate) fn coordinator_with(&self, config: CoordinatorConfig) -> Running {
-        Running::start(
-            Arc::new(self.db.clone()),
-            Arc::new(HttpParticipants::default()),
-            config,
-        )
+        self.coordinator_over(Arc::new(self.db.clone()), config)
     }
+
+    pub(crate) fn coordinator_over(&self, store: Arc<dyn SagaStore>, config: CoordinatorConfig) -> Running {
+        Running::start(store, Arc::new(HttpParticipants::default()), config)
+    }
+}
+
+/// A PostgreSQL database of its own.
+pub(crate) async fn postgres(database: &str) -> Postgres {
+    let db = Postgres::connect(semel_postgres::Config::new(database))
+        .await
+        .unwrap();
+    db.migrate().await.unwrap();
+    db
 }
 
 /// Short times, so that take-overs are quick.

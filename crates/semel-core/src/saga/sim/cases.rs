@@ -433,6 +433,29 @@ fn an_output_too_large_to_keep_counts_as_done_and_is_undone() {
     assert!(saga.instance.step("a").unwrap().succeeded);
 }
 
+/// dtm#293: a participant is away for two minutes; five tries, ten seconds doubled.
+#[test]
+fn a_saga_outlives_a_participant_that_is_away_for_two_minutes() {
+    let retry = crate::RetryPolicy {
+        initial_ms: 10_000,
+        jitter: 0.0,
+        attempts_max: 5,
+        ..crate::RetryPolicy::default()
+    };
+    let step = undoable("a", Participant::Keyed).with_retry(crate::RetryPolicy {
+        cap_ms: 80_000,
+        ..retry
+    });
+    let mut saga = Saga::of(Definition::new("s").step(step));
+    while saga.now < Timestamp(120_000_000) {
+        saga.acts("a", Answer::NotSent("connection refused".into()));
+        assert_eq!(saga.instance.status, Status::Waiting);
+        saga.timer();
+    }
+    saga.acts("a", ok());
+    assert_eq!(saga.instance.status, Status::Completed);
+}
+
 #[test]
 fn an_error_text_of_a_megabyte_is_cut() {
     let mut saga = Saga::chain(Participant::Barrier);
