@@ -176,3 +176,91 @@ fn read(row: Row) -> Option<Record> {
         withdrawn,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::once::fresh;
+    use super::*;
+
+    fn records() -> Vec<Record> {
+        let lease = fresh(Token(7));
+        let states = [
+            State::Absent,
+            State::Claimed {
+                lease,
+                owner_lost: OwnerLost::Rerun,
+                until: Timestamp(1),
+                extended: true,
+                attempt: 3,
+            },
+            State::Unknown { lease, attempt: 2 },
+            State::Done {
+                lease,
+                outcome: StoredOutcome::Refused(Bytes::from_static(b"\0\xff")),
+                retain_until: Timestamp(2),
+                tombstone_until: Timestamp(3),
+            },
+            State::Tombstone {
+                lease,
+                digest: [9; 32],
+                until: Timestamp(4),
+            },
+        ];
+        let withdrawn = Withdrawn::default()
+            .with(Nonce::random(), Timestamp(5))
+            .with(Nonce::random(), Timestamp(6));
+        let record = |(state, withdrawn)| Record {
+            fingerprint: (state != State::Absent).then(|| Fingerprint::of(b"asked")),
+            state,
+            withdrawn,
+        };
+        let bare = states.iter().cloned().map(|state| (state, Withdrawn::default()));
+        let with = states.iter().cloned().map(|state| (state, withdrawn.clone()));
+        bare.chain(with).map(record).collect()
+    }
+
+    #[test]
+    fn every_record_is_read_back_as_it_was_written() {
+        for record in records() {
+            assert_eq!(Record::try_from(Row::from(&record)).unwrap(), record);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_an_error_and_never_guessed() {
+        let rows = records().into_iter().map(|record| Row::from(&record));
+        for row in rows.filter(|row| row.state != "absent") {
+            let spoilt = [
+                Row {
+                    state: "paused".into(),
+                    ..row.clone()
+                },
+                Row {
+                    fingerprint: None,
+                    ..row.clone()
+                },
+                Row {
+                    fingerprint: Some(vec![1]),
+                    ..row.clone()
+                },
+                Row {
+                    token: None,
+                    ..row.clone()
+                },
+                Row {
+                    nonce: Some(vec![0; 15]),
+                    ..row.clone()
+                },
+                Row {
+                    withdrawn: Some(vec![0; 17]),
+                    withdrawn_until: Some(1),
+                    ..row.clone()
+                },
+            ];
+            for row in spoilt {
+                let error = Record::try_from(row.clone()).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Corrupt, "{row:?}");
+            }
+        }
+    }
+}

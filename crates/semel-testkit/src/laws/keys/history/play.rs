@@ -1,16 +1,7 @@
-//! Generated histories: the same calls to a store and to the model, compared reply by reply.
-//!
-//! Tokens differ between the two, so grants are numbered in the order in which they were made and leases are compared
-//! by those numbers. All durations are multiples of ten seconds: a server whose clock cannot be stopped agrees with the
-//! model as long as a history takes less than that.
+//! A history, played on the store and on the model at once.
 
 use std::fmt::Debug;
-use std::future::Future;
-use std::sync::Arc;
 
-use proptest::collection::vec;
-use proptest::prelude::{Just, Strategy, any, prop_oneof};
-use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 use semel_core::claim::{
     Claim, ClaimReply, Completion, Extension, Keep, Lease, LeaseReply, Nonce, OwnerLost, Record, Release,
     Settlement, State, Token, Verdict, succeeded,
@@ -21,11 +12,10 @@ use semel_core::model::MemoryKeys;
 use semel_core::store::Replies;
 use semel_core::{Fingerprint, Key, KeyStore, Scope, StoredOutcome};
 
-use super::World;
+use super::super::World;
+use super::call::{Asked, Call, Held, KEYS, NONCES};
 use crate::clock::ManualClock;
 
-const KEYS: usize = 3;
-const NONCES: usize = 12;
 const LEASES_MS: [i64; 2] = [20_000, 50_000];
 const KEEPS: [Keep; 2] = [
     Keep {
@@ -38,122 +28,8 @@ const KEEPS: [Keep; 2] = [
     },
 ];
 
-/// One call. Keys, nonces and grants by number; a grant's number is taken modulo those there are.
-#[derive(Debug, Clone)]
-enum Call {
-    Claim(Vec<Asked>),
-    Complete(Vec<(Held, u8, bool)>),
-    Extend(Vec<(Held, bool)>),
-    Release(Vec<(Held, bool)>),
-    /// Key and nonce.
-    Withdraw(Vec<(usize, usize)>),
-    /// The grant, and the outcome if it happened.
-    Settle(Vec<(Held, Option<u8>)>),
-    Read,
-    Sweep,
-    Pass(i64),
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Asked {
-    key: usize,
-    nonce: usize,
-    other_request: bool,
-    rerun: bool,
-    long: bool,
-}
-
-/// Which lease a caller names.
-#[derive(Debug, Clone, Copy)]
-struct Held {
-    grant: usize,
-    /// Another nonce under the same token.
-    forged: bool,
-}
-
-fn calls() -> impl Strategy<Value = Vec<Call>> {
-    let mostly_not = || prop_oneof![9 => Just(false), 1 => Just(true)];
-    let asked = (0..KEYS, 0..NONCES, mostly_not(), any::<bool>(), any::<bool>()).prop_map(
-        |(key, nonce, other_request, rerun, long)| Asked {
-            key,
-            nonce,
-            other_request,
-            rerun,
-            long,
-        },
-    );
-    // Recent grants are the interesting ones: count from the last.
-    let held = (prop_oneof![6 => 0..2_usize, 2 => 0..16_usize], mostly_not())
-        .prop_map(|(grant, forged)| Held { grant, forged });
-    let call = prop_oneof![
-        6 => vec(asked, 1..4).prop_map(Call::Claim),
-        4 => vec((held.clone(), 0..2_u8, any::<bool>()), 1..3).prop_map(Call::Complete),
-        2 => vec((held.clone(), any::<bool>()), 1..3).prop_map(Call::Extend),
-        2 => vec((held.clone(), any::<bool>()), 1..3).prop_map(Call::Release),
-        2 => vec((0..KEYS, 0..NONCES), 1..3).prop_map(Call::Withdraw),
-        2 => vec((held, prop_oneof![Just(None), (0..2_u8).prop_map(Some)]), 1..3).prop_map(Call::Settle),
-        1 => Just(Call::Read),
-        2 => Just(Call::Sweep),
-        4 => prop_oneof![Just(10_000_i64), Just(20_000), Just(60_000), Just(130_000)].prop_map(Call::Pass),
-    ];
-    vec(call, 1..40)
-}
-
-/// Plays `cases` generated histories on the store that `make` makes and on the model, and panics on the first
-/// difference, with the shortest history found and the seed. `SEMEL_SEED` (64 hexadecimal digits) plays one again,
-/// `SEMEL_CASES` plays more or fewer.
-/// `slack_ms` is how far the store's clock may run on by itself in one history.
-///
-/// # Panics
-/// A difference.
-pub fn compare_with_model<F: Future<Output = World>>(make: impl FnOnce() -> F, cases: u32, slack_ms: i64) {
-    let seed = seed();
-    let cases = std::env::var("SEMEL_CASES").map_or(cases, |text| text.parse().unwrap());
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .unwrap();
-    let world = runtime.block_on(make());
-    let clock = Arc::new(ManualClock::default());
-    let model = MemoryKeys::new(clock.clone());
-    let config = Config {
-        cases,
-        failure_persistence: None,
-        max_shrink_iters: 2_000,
-        ..Config::default()
-    };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
-    let result = runner.run(&calls(), |calls| {
-        let mut history = History::new(&world, &model, &clock, slack_ms);
-        runtime
-            .block_on(history.play(&calls))
-            .map_err(TestCaseError::fail)
-    });
-    if let Err(difference) = result {
-        panic!("SEMEL_SEED={}\n{difference}", hex(&seed));
-    }
-}
-
-fn seed() -> [u8; 32] {
-    let mut seed = [0; 32];
-    match std::env::var("SEMEL_SEED") {
-        Ok(text) => {
-            assert_eq!(text.len(), 64, "SEMEL_SEED has 64 hexadecimal digits");
-            for (byte, n) in seed.iter_mut().zip((0..64).step_by(2)) {
-                *byte = u8::from_str_radix(&text[n..n + 2], 16).unwrap();
-            }
-        }
-        Err(_) => {
-            seed[..16].copy_from_slice(&random_16());
-            seed[16..].copy_from_slice(&random_16());
-        }
-    }
-    seed
-}
-
 /// One history being played.
-struct History<'a> {
+pub(super) struct History<'a> {
     world: &'a World,
     model: &'a MemoryKeys,
     clock: &'a ManualClock,
@@ -173,7 +49,12 @@ struct Grant {
 
 impl<'a> History<'a> {
     /// Keys and nonces that no other history uses.
-    fn new(world: &'a World, model: &'a MemoryKeys, clock: &'a ManualClock, slack_ms: i64) -> Self {
+    pub(super) fn new(
+        world: &'a World,
+        model: &'a MemoryKeys,
+        clock: &'a ManualClock,
+        slack_ms: i64,
+    ) -> Self {
         let scope = Scope::new(random_16()).unwrap();
         Self {
             world,
@@ -188,7 +69,7 @@ impl<'a> History<'a> {
         }
     }
 
-    async fn play(&mut self, calls: &[Call]) -> Result<(), String> {
+    pub(super) async fn play(&mut self, calls: &[Call]) -> Result<(), String> {
         // What other histories have left behind must not be counted by the sweeps of this one.
         self.pass(100_000_000).await;
         self.world.store.sweep(10_000).await.unwrap();
