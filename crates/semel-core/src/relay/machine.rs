@@ -181,6 +181,12 @@ impl Machine {
         self.window.oldest()
     }
 
+    /// Rows in memory.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.window.len()
+    }
+
     /// Rows on their way.
     #[must_use]
     pub fn in_flight(&self) -> usize {

@@ -438,3 +438,22 @@ fn a_stop_sends_nothing_new_and_saves_what_came_back() {
     assert_eq!(bench.end, Some(End::Stopped));
     assert_eq!(bench.machine.cursor().last_id, 2);
 }
+
+/// MassTransit#5918: a backlog of any size begins at once and takes no more memory than a small one.
+#[test]
+fn the_window_bounds_what_is_held_in_memory() {
+    let policy = RelayPolicy {
+        window_rows: 8,
+        page_rows: 4,
+        ..quiet()
+    };
+    let keys: Vec<String> = (0..100).map(|n| format!("k{n}")).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let mut bench = Bench::new(ONE_PER_KEY, policy, &keys);
+    for row in 1..=100 {
+        assert!(bench.machine.held() <= 8);
+        assert!(bench.on_their_way().contains(&row));
+        bench.ok(row);
+    }
+    assert_eq!(bench.machine.cursor().open, None);
+}

@@ -2,6 +2,15 @@
 //!
 //! One writer at a time, so row ids are in the order of commits: a mark is a row id, and an idle look is one descent of
 //! the table's tree on a reading connection. Nothing is written while nothing happens, but for the lease.
+//!
+//! # Guarantees
+//! - The write that opens a batch is a synchronous commit: the file is flushed up to here before the first send, whatever
+//!   mode the writers of the rows use.
+//! - Ids that have gone back (a table that was emptied together with its sequence) stop the relay with `IdentityChanged`.
+//!
+//! # Not guaranteed
+//! That the relay sends while a transaction of yours holds the file: it can then neither renew its lease nor save its
+//! cursor. It goes on afterwards, and nobody else can take over meanwhile.
 
 use std::fmt::Write as _;
 
@@ -167,8 +176,7 @@ impl OutboxStore for Sqlite {
         if first.is_none() && !(advance && cur > prev) {
             return Ok(Guarded::Done(Opening::Empty));
         }
-        // This commit is also the durability gate: the file is synced up to here before the first send, whatever
-        // mode the writers of the rows use.
+        // This commit is also the durability gate.
         let sql = format!(
             "UPDATE semel_outbox_shard SET prev = ?6, open = ?7, last_id = ?8, batch_no = ?9, version = version + 1,
              suspect = NULL WHERE {MINE} RETURNING {SHARD}"

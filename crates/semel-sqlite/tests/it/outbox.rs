@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use semel_core::{Event, StoreError};
+use semel_core::store::{Exception, ExceptionKind, Guarded, PageSize};
+use semel_core::{ErrorKind, Event, StoreError};
 use semel_sqlite::Sqlite;
-use semel_testkit::laws::outbox::{World, Writer};
+use semel_testkit::laws::outbox::{World, Writer, event};
 use sqlx::Transaction;
 use tempfile::TempDir;
 
@@ -49,3 +50,97 @@ impl Writer for Tx {
 }
 
 semel_testkit::outbox_laws!(world());
+
+/// wolverine GH-3773: a row that another program wrote wrongly stops nobody, and is listed as it is.
+#[tokio::test]
+async fn a_row_that_cannot_be_read_is_refused_alone() {
+    let (world, dir) = world().await;
+    let db = Sqlite::open(semel_sqlite::Config::new(dir.path().join("test.db")))
+        .await
+        .unwrap();
+    let mut tx = db.begin().await.unwrap();
+    sqlx::query(
+        "INSERT INTO semel_outbox (slot, event_id, topic, type, headers, data, created_at)
+         VALUES (1, x'00000000000000000000000000000007', 't', CAST(x'ff' AS TEXT), x'7b7d', x'01', 1)",
+    )
+    .execute(&mut *tx)
+    .await
+    .unwrap();
+    db.commit(tx).await.unwrap();
+    let row = world.write(&[event("k", "good")]).await[0];
+    let mut reader = world.reader().await;
+    assert!(reader.open().await);
+    let size = PageSize {
+        rows: 10,
+        bytes: 1_000,
+    };
+    let reply = reader
+        .store
+        .read_page(reader.lease(), &reader.cursor, 0, size)
+        .await
+        .unwrap();
+    let Guarded::Done(page) = reply else {
+        panic!("{reply:?}")
+    };
+    assert!(
+        page.rows[0].refused.as_deref().unwrap().contains("headers"),
+        "{page:?}"
+    );
+    assert_eq!((page.rows[1].row.row, &page.rows[1].refused), (row, &None));
+    let mut save = reader.saving(row, true);
+    save.exceptions = vec![Exception {
+        row: page.rows[0].row.row,
+        kind: ExceptionKind::Skipped,
+        attempts: 0,
+        reason: "refused".to_owned(),
+    }];
+    reader.write(&save).await;
+    let stored = world.store.exceptions("default", 0, 10).await.unwrap();
+    assert_eq!(stored.len(), 1);
+    assert!(stored[0].row.refused.is_some());
+    assert_eq!(stored[0].row.row.event.data.as_deref(), Some(&[1_u8][..]));
+}
+
+/// A table that was emptied and began anew is not taken for a quiet one.
+#[tokio::test]
+async fn a_table_that_was_replaced_stops_the_relay() {
+    let (world, dir) = world().await;
+    let mut reader = world.reader().await;
+    world.write(&[event("k", "1"), event("k", "2")]).await;
+    let last = reader.batch().await[1].row;
+    reader.save(last, true).await;
+    let db = Sqlite::open(semel_sqlite::Config::new(dir.path().join("test.db")))
+        .await
+        .unwrap();
+    let mut tx = db.begin().await.unwrap();
+    for sql in [
+        "DELETE FROM semel_outbox",
+        "DELETE FROM sqlite_sequence WHERE name = 'semel_outbox'",
+    ] {
+        sqlx::query(sql).execute(&mut *tx).await.unwrap();
+    }
+    db.commit(tx).await.unwrap();
+    world.write(&[event("k", "3")]).await;
+    let error = world
+        .store
+        .open_batch(reader.lease(), &reader.cursor, false)
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::IdentityChanged);
+
+    // What the error's page says.
+    let mut tx = db.begin().await.unwrap();
+    sqlx::query(
+        "UPDATE semel_outbox_shard SET prev = 0, open = NULL, last_id = 0, batch_no = batch_no + 1, version = version + 1",
+    )
+    .execute(&mut *tx)
+    .await
+    .unwrap();
+    db.commit(tx).await.unwrap();
+    let reply = world.store.load(reader.lease()).await.unwrap();
+    let Guarded::Done(cursor) = reply else {
+        panic!("{reply:?}")
+    };
+    reader.cursor = cursor;
+    assert_eq!(reader.batch().await.len(), 1);
+}

@@ -1,1 +1,94 @@
-//! The one integration test binary of this crate.
+//! The one integration test binary of this crate: the sink against a web server.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a panic here is a failed test"
+)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::response::Redirect;
+use axum::routing::{any, post};
+use semel_core::store::{OutboxRow, SinkError, SinkErrorClass};
+use semel_core::{Event, Sink as _, Timestamp};
+use semel_webhook::{WebhookConfig, WebhookSink};
+use uuid::Uuid;
+
+async fn serve(app: Router) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    url
+}
+
+fn sink(url: &str) -> WebhookSink {
+    let mut config = WebhookConfig::new(format!("{url}/in"));
+    config.response_bytes_max = 1_000;
+    WebhookSink::new(config).unwrap()
+}
+
+async fn send(sink: &WebhookSink, deadline: Duration) -> Result<(), SinkError> {
+    let event = Event::new(Uuid::from_u128(7), "t", "e").with_data("text/plain", "x");
+    let row = OutboxRow {
+        row: 1,
+        created_at: Timestamp(0),
+        event,
+    };
+    sink.publish_many(&[Arc::new(row)], deadline).await.remove(0)
+}
+
+const LONG: Duration = Duration::from_secs(20);
+
+#[tokio::test]
+async fn a_redirect_is_not_followed() {
+    let followed = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&followed);
+    let app = Router::new()
+        .route("/in", post(|| async { Redirect::temporary("/other") }))
+        .route(
+            "/other",
+            any(move || async move {
+                count.fetch_add(1, Ordering::SeqCst);
+            }),
+        );
+    let error = send(&sink(&serve(app).await), LONG).await.unwrap_err();
+    assert_eq!(error.class, SinkErrorClass::Destination);
+    assert_eq!(followed.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn an_answer_without_end_is_cut_and_counts_as_none() {
+    let app = Router::new().route("/in", post(|| async { "x".repeat(1_001) }));
+    let error = send(&sink(&serve(app).await), LONG).await.unwrap_err();
+    assert_eq!(error.class, SinkErrorClass::Away);
+    assert!(error.message.contains("response_bytes_max = 1000"), "{error}");
+}
+
+#[tokio::test]
+async fn a_receiver_that_does_not_answer_is_away_at_the_deadline() {
+    let app = Router::new().route("/in", post(std::future::pending::<()>));
+    let error = send(&sink(&serve(app).await), Duration::from_millis(50))
+        .await
+        .unwrap_err();
+    assert_eq!(error.class, SinkErrorClass::Away);
+    assert!(error.message.contains("nothing within 50 ms"), "{error}");
+}
+
+#[tokio::test]
+async fn a_probe_asks_whether_anybody_is_there() {
+    let app = Router::new().route("/in", post(|| async { StatusCode::OK }));
+    sink(&serve(app).await).probe().await.unwrap();
+    let app = Router::new().route("/in", any(|| async { StatusCode::BAD_GATEWAY }));
+    assert_eq!(
+        sink(&serve(app).await).probe().await.unwrap_err().class,
+        SinkErrorClass::Away
+    );
+    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", gone.local_addr().unwrap());
+    drop(gone);
+    assert_eq!(sink(&url).probe().await.unwrap_err().class, SinkErrorClass::Away);
+}
