@@ -21,11 +21,16 @@ use super::{by_hand, semel};
 
 /// How often the books are looked at while the shop settles.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Nothing has changed for so long: whatever is open now stays open. Longer than every lease, time-out and pause
-/// between retries of both shops.
-const QUIET: Duration = Duration::from_secs(8);
-/// However much still happens, it is counted now.
-const SETTLE_MAX: Duration = Duration::from_secs(90);
+/// When nothing has changed for so long, whatever is open stays open: well beyond every lease, time-out and pause
+/// between retries of that shop.
+const fn quiet(shop: Shop) -> Duration {
+    match shop {
+        Shop::ByHand => Duration::from_secs(6),
+        Shop::Semel => Duration::from_secs(15),
+    }
+}
+/// After a minute and this long per order it is counted, however much still happens.
+const SETTLE_PER_ORDER: Duration = Duration::from_millis(200);
 
 /// Who plays in a shop.
 #[derive(Debug)]
@@ -75,7 +80,7 @@ pub(crate) async fn perform(shop: Shop, folder: &Folder, script: &Script) -> Res
     }
     strike_all(start, &script.strikes, |target| troupe.hit(target)).await;
     start.plus(script.load).reached().await;
-    settle(dir, script.orders.len(), &traffic).await?;
+    settle(dir, quiet(shop), script.orders.len(), &traffic).await?;
 
     done.cancel();
     let heard = customers.join_all().await;
@@ -93,11 +98,12 @@ pub(crate) async fn perform(shop: Shop, folder: &Folder, script: &Script) -> Res
 }
 
 /// Waits until every customer has an answer and every order and event is through, or until nothing moves any more.
-async fn settle(dir: &Path, orders: usize, traffic: &Traffic) -> Result<(), Trouble> {
+async fn settle(dir: &Path, quiet: Duration, orders: usize, traffic: &Traffic) -> Result<(), Trouble> {
+    let longest = Duration::from_secs(60) + SETTLE_PER_ORDER * u32::try_from(orders).unwrap_or(u32::MAX);
     let begun = Moment::now();
     let mut last = (Books::default(), 0);
     let mut changed = Moment::now();
-    while begun.elapsed() < SETTLE_MAX && changed.elapsed() < QUIET {
+    while begun.elapsed() < longest && changed.elapsed() < quiet {
         let now = (read(dir).await?, traffic.answered.load(Ordering::Relaxed));
         if now.1 == orders as u64 && now.0.at_rest() {
             return Ok(());

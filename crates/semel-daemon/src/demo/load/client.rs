@@ -15,7 +15,7 @@ use super::plan::{OrderPlan, SendPlan};
 use crate::demo::moment::Moment;
 
 /// How long a customer waits for an answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Before the first retry of an order that got no definite answer; each next wait is twice as long.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(2);

@@ -23,7 +23,7 @@ use crate::demo::shop::{Map, Step};
 use crate::demo::trouble::{Doing as _, Trouble};
 
 /// Milliseconds of a claim: how long a killed copy keeps a key from the other.
-const LEASE_MS: i64 = 5_000;
+const LEASE_MS: i64 = 4_000;
 /// Milliseconds that a duplicate waits for the first one's answer.
 const WAIT_MS_MAX: u64 = 2_000;
 
