@@ -3,4 +3,5 @@
 mod dependencies;
 mod documents;
 mod files;
+mod rules;
 mod sources;
