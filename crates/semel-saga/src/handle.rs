@@ -9,7 +9,7 @@ use semel_core::saga::{CheckedDefinition, Instance, LogRow, SagaId, Status};
 use semel_core::store::{
     RequestReply, SagaLookup, SagaRequest, SagaStore, SagaSummary, Submission, SubmitReply,
 };
-use semel_core::{ErrorKind, StoreError};
+use semel_core::{Clock as _, ErrorKind, StoreError, SystemClock};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::SagaError;
@@ -158,17 +158,17 @@ impl SagaHandle {
     /// # Errors
     /// [`SagaError::Absent`], or the store's.
     pub async fn wait(&self, id: &SagaId, cap: Duration) -> Result<SagaView, SagaError> {
-        let end = tokio::time::Instant::now() + cap;
+        let end = SystemClock.monotonic().saturating_add(cap);
         loop {
             // Subscribe, then read: an end in between is not missed.
             let ended = self.waiters.subscribe(id);
             let view = self.get(id).await?.ok_or(SagaError::Absent)?;
-            let now = tokio::time::Instant::now();
-            if view.status.is_terminal() || view.status == Status::Stuck || now >= end {
+            let left = end.saturating_sub(SystemClock.monotonic());
+            if view.status.is_terminal() || view.status == Status::Stuck || left.is_zero() {
                 return Ok(view);
             }
             // Whether woken, timed out or the sender is gone: the next read decides.
-            let _ = tokio::time::timeout_at(end.min(now + WAIT_POLL), ended).await;
+            let _ = tokio::time::timeout(left.min(WAIT_POLL), ended).await;
         }
     }
 

@@ -100,17 +100,19 @@ impl Engine {
             return;
         }
         let mut saves = Vec::new();
-        let mut waiting = std::mem::take(&mut self.to_save);
-        while let Some(id) = (saves.len() < self.config.batch_max)
-            .then(|| waiting.pop())
-            .flatten()
-        {
-            let Some(saga) = self.sagas.get(&id) else { continue };
+        let mut alone = false;
+        // Oldest first, so that nobody waits for ever.
+        for id in std::mem::take(&mut self.to_save) {
+            let Some(saga) = self.sagas.get(&id) else {
+                continue;
+            };
             let Some(next) = &saga.next else { continue };
-            if next.alone && !saves.is_empty() {
+            let full = alone || saves.len() >= self.config.batch_max;
+            if full || (next.alone && !saves.is_empty()) {
                 self.to_save.push(id);
-                break;
+                continue;
             }
+            alone = next.alone;
             saves.push(Save {
                 owned: saga.ownership.clone(),
                 version: saga.version,
@@ -120,11 +122,7 @@ impl Engine {
                 requests_done: next.requests_done,
                 log: next.log.clone(),
             });
-            if next.alone {
-                break;
-            }
         }
-        self.to_save.append(&mut waiting);
         if saves.is_empty() {
             return;
         }
