@@ -108,7 +108,7 @@ impl Postgres {
     pub async fn now(&self) -> Result<Timestamp, StoreError> {
         let micros: i64 =
             sqlx::query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
-                .fetch_one(&self.pool)
+                .fetch_one(&self.own)
                 .await
                 .map_err(|error| classify("now", error))?;
         Ok(Timestamp(micros))

@@ -88,13 +88,15 @@ DECLARE
 BEGIN
   PERFORM set_config('lock_timeout', wait, true);
   WITH w AS MATERIALIZED (
-    SELECT * FROM unnest(ids, epochs, owners, versions, statuses, states, whys, dues, releases, requests)
+    SELECT *, w.status IN ('completed', 'compensated', 'abandoned') AS ends
+    FROM unnest(ids, epochs, owners, versions, statuses, states, whys, dues, releases, requests)
       AS w (id, epoch, owner, version, status, state, why, due, release, requests)
   ),
   ok AS (
     UPDATE semel.saga AS s SET status = w.status, state = coalesce(w.state, s.state), why = w.why,
-      version = s.version + 1, due_at = timestamptz 'epoch' + w.due * interval '1 us', updated_at = clock_timestamp(),
-      ended_at = CASE WHEN w.status IN ('completed', 'compensated', 'abandoned') THEN clock_timestamp() END,
+      version = s.version + 1, updated_at = clock_timestamp(),
+      due_at = CASE WHEN NOT w.ends THEN timestamptz 'epoch' + w.due * interval '1 us' END,
+      ended_at = CASE WHEN w.ends THEN clock_timestamp() END,
       owner = CASE WHEN NOT w.release THEN s.owner END, lease_until = CASE WHEN NOT w.release THEN s.lease_until END
     FROM w
     WHERE s.id = w.id AND s.epoch = w.epoch AND s.owner = w.owner AND s.version = w.version AND s.ended_at IS NULL

@@ -171,7 +171,7 @@ impl SagaStore for Postgres {
         let wanted: Vec<&str> = ids.iter().map(SagaId::as_str).collect();
         let found = sqlx::query("SELECT * FROM semel.saga_record WHERE id = ANY ($1)")
             .bind(wanted)
-            .fetch_all(&self.pool)
+            .fetch_all(&self.own)
             .await
             .map_err(failed("load_sagas"))?;
         let mut by_id: HashMap<String, SagaLookup> = HashMap::with_capacity(found.len());
@@ -188,7 +188,7 @@ impl SagaStore for Postgres {
     async fn saga_definition(&self, hash: &[u8; 32]) -> Result<Option<String>, StoreError> {
         sqlx::query_scalar("SELECT body FROM semel.saga_definition WHERE hash = $1")
             .bind(hash)
-            .fetch_optional(&self.pool)
+            .fetch_optional(&self.own)
             .await
             .map_err(failed("saga_definition"))
     }
@@ -242,7 +242,7 @@ impl SagaStore for Postgres {
                 .bind(i64::from(limit))
                 .bind(status.as_str()),
         };
-        let found = query.fetch_all(&self.pool).await.map_err(failed("list_sagas"))?;
+        let found = query.fetch_all(&self.own).await.map_err(failed("list_sagas"))?;
         found.iter().map(rows::summary).collect()
     }
 
@@ -250,7 +250,7 @@ impl SagaStore for Postgres {
         let found: Vec<(String, i64)> = sqlx::query_as(
             "SELECT status, count(*) FROM semel.saga WHERE tombstone_until IS NULL GROUP BY status",
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&self.own)
         .await
         .map_err(failed("count_sagas"))?;
         let mut counts = BTreeMap::new();
@@ -267,7 +267,7 @@ impl SagaStore for Postgres {
         )
         .bind(id.as_str())
         .bind(i64::from(limit))
-        .fetch_all(&self.pool)
+        .fetch_all(&self.own)
         .await
         .map_err(failed("saga_log"))?;
         found.iter().map(rows::log_row).collect()

@@ -8,6 +8,7 @@ mod plans;
 mod transact;
 mod trouble;
 
+pub(crate) use once::until_someone_waits;
 use std::sync::{Arc, Mutex};
 
 use semel_core::claim::{Claim, Nonce, OwnerLost};

@@ -316,7 +316,7 @@ async fn concurrent_duplicates_have_one_effect() {
 }
 
 /// Waits until so many backends of this database wait for a lock.
-pub(super) async fn until_someone_waits(db: &Postgres, wanted: i64) {
+pub(crate) async fn until_someone_waits(db: &Postgres, wanted: i64) {
     let waiting = "SELECT count(*) FROM pg_stat_activity
                    WHERE datname = current_database() AND wait_event_type = 'Lock'";
     for _ in 0..1_000 {

@@ -2,6 +2,8 @@
 
 mod barrier;
 mod laws;
+mod plans;
+mod store;
 
 use std::sync::Arc;
 
@@ -31,11 +33,16 @@ pub(crate) async fn age_ms(db: &Postgres, ms: i64) {
 }
 
 /// The laws' world over a database.
+pub(crate) fn world_over(db: &Postgres) -> World {
+    let aging = db.clone();
+    World::new(Arc::new(db.clone()), move |ms| {
+        let db = aging.clone();
+        async move { age_ms(&db, ms).await }
+    })
+}
+
+/// The laws' world over a database of its own.
 pub(crate) async fn world() -> (World, Lent) {
     let (lent, db) = fresh().await;
-    let world = World::new(Arc::new(db.clone()), move |ms| {
-        let db = db.clone();
-        async move { age_ms(&db, ms).await }
-    });
-    (world, lent)
+    (world_over(&db), lent)
 }

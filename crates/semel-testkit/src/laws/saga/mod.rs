@@ -2,16 +2,22 @@
 //! every backend.
 
 mod barrier;
+mod batches;
+mod keeping;
 mod owners;
 mod requests;
 mod submits;
+mod times;
 mod world;
 mod writes;
 
 pub use barrier::*;
+pub use batches::*;
+pub use keeping::*;
 pub use owners::*;
 pub use requests::*;
 pub use submits::*;
+pub use times::*;
 pub use world::*;
 pub use writes::*;
 
@@ -51,6 +57,26 @@ macro_rules! saga_laws {
             requests_are_taken_up_with_the_write_that_names_them
             requests_have_a_limit
             a_saga_that_ended_takes_no_request
+            submissions_of_a_batch_are_decided_in_order
+            batches_have_a_limit
+            two_writes_of_a_saga_in_a_batch_are_decided_in_order
+            each_write_of_a_batch_is_judged_alone
+            overlapping_batches_at_once_write_each_saga_once
+            long_logs_are_in_order
+            only_what_is_due_is_claimed
+            a_saga_that_becomes_due_while_it_is_owned_waits_for_the_lease
+            a_claimed_submission_is_free_when_its_lease_ends
+            a_stale_owner_changes_nothing
+            every_end_is_an_end
+            any_due_time_is_kept
+            a_request_is_never_slept_over
+            requests_and_claims_at_once_miss_nothing
+            ids_are_compared_byte_for_byte
+            every_status_is_listed_and_counted
+            reasons_come_and_go_with_the_state
+            a_tombstone_is_no_saga
+            after_its_tombstone_an_id_is_free
+            pruning_takes_what_has_ended_up_to_its_limit
         );
     };
     (@each $world:expr; $($law:ident)*) => {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use semel_core::model::MemorySagas;
 use semel_core::saga::{
-    Answer, CheckedDefinition, Context, Decision, Definition, Event, Instance, Op, SagaId, Status, Step,
-    step::step,
+    Answer, CheckedDefinition, Context, Decision, Definition, Event, Instance, LogEntry, Op, SagaId, Status,
+    Step, step::step,
 };
 use semel_core::store::{
     ClaimDue, ClaimedStart, Ownership, SagaLookup, SagaRecord, SagaStore, Save, SaveReply, SaveState,
@@ -235,4 +235,27 @@ pub fn last_save(held: &Held, version: i64) -> Save {
     }
     assert_eq!(decision.instance.status, Status::Completed);
     save_of(held, version, decision)
+}
+
+/// A write that moves a saga to this status, with one entry of that name in the log. An end releases it; anything else
+/// is due at once.
+#[must_use]
+pub fn moved(held: &Held, version: i64, status: Status) -> Save {
+    let mut instance = Instance::new(&order());
+    instance.status = status;
+    let entry = LogEntry {
+        step: Some("charge".to_owned()),
+        op: Some(Op::Compensation),
+        event: status.as_str().to_owned(),
+        text: "a 'text' \u{e9}".to_owned(),
+    };
+    Save {
+        owned: held.owned.clone(),
+        version,
+        state: SaveState::Instance(Box::new(instance)),
+        due_at: (!status.is_terminal()).then_some(held.record.accepted_at),
+        release: status.is_terminal(),
+        requests_done: 0,
+        log: vec![entry],
+    }
 }
