@@ -350,9 +350,20 @@ pub async fn a_stale_owner_moves_nothing<S: InboxStore>(store: &S) {
         ..fast
     };
     assert!(batch(store, "twin", &[step(&key, twin, 3)]).await.is_err());
+    // And so is an earlier epoch of the same owner.
+    let earlier = Position {
+        epoch: fast.epoch - 1,
+        ..fast
+    };
+    assert!(batch(store, "earlier", &[step(&key, earlier, 3)]).await.is_err());
     batch(store, "fast", &[step(&key, fast, 3)]).await.unwrap();
-    let marks = mark(store, &scope("effects"), &ids(&["slow", "twin", "fast"])).await;
-    assert_eq!(marks, [Mark::New, Mark::New, Mark::Duplicate]);
+    let marks = mark(
+        store,
+        &scope("effects"),
+        &ids(&["slow", "twin", "earlier", "fast"]),
+    )
+    .await;
+    assert_eq!(marks, [Mark::New, Mark::New, Mark::New, Mark::Duplicate]);
 }
 
 /// A batch over several partitions commits whole or not at all.
