@@ -129,12 +129,14 @@ impl State {
         dead.purge();
     }
 
-    fn bars(&self, rows: &[Arc<OutboxRow>]) -> bool {
-        !self.barred.is_empty()
-            && rows.iter().any(|row| {
-                let slot = row.event.slot();
-                self.barred.values().any(|slots| slots.contains(&slot))
-            })
+    /// Whether a failed page that its caller has not heard of, other than this one, holds rows of these slots.
+    fn bars(&self, id: u64, page: &Page) -> bool {
+        let mut others = self.barred.iter().filter(|(other, _)| **other != id).peekable();
+        if others.peek().is_none() {
+            return false;
+        }
+        let slots = page.slots();
+        others.any(|(_, barred)| !barred.is_disjoint(&slots))
     }
 }
 
@@ -196,14 +198,7 @@ impl Sink for KafkaSink {
         let id = state.next_page;
         state.next_page += 1;
         state.open.insert(id, Arc::clone(&page));
-        let producer = if state.bars(rows) {
-            // This page, too, is to be heard of before anything later of its slots passes.
-            state.barred.insert(id, page.slots());
-            page.fill(|| not_sent("an earlier record of the same keys failed"));
-            None
-        } else {
-            hand_over(&shared.config, &mut state, id, &page)
-        };
+        let producer = hand_over(&shared.config, &mut state, id, &page);
         drop(state);
         let limit = deadline.min(shared.config.message_timeout / 2);
         let open = OpenPage { id, shared };
@@ -248,18 +243,15 @@ fn hand_over(
     id: u64,
     page: &Arc<Page>,
 ) -> Option<Arc<Producer>> {
-    // Making a new producer can bar this very page's slots, when the last one has just failed.
+    // Making a new producer can bar slots, when the last one has just failed: this page's own do not count.
     let producer = current(config, state);
-    if state
-        .barred
-        .iter()
-        .any(|(other, slots)| *other != id && !slots.is_disjoint(&page.slots()))
-    {
+    state.barred.remove(&id);
+    if state.bars(id, page) {
+        // This page, too, is to be heard of before anything later of its slots passes.
         state.barred.insert(id, page.slots());
         page.fill(|| not_sent("an earlier record of the same keys failed"));
         return None;
     }
-    state.barred.remove(&id);
     let producer = match producer {
         Ok(producer) => producer,
         Err(error) => {
