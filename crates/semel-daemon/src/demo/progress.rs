@@ -42,13 +42,13 @@ impl Progress {
         let start = Moment::now();
         let mut last_line = start;
         while !stop.is_cancelled() {
-            let text = self.text(start.elapsed()).await;
+            let elapsed = start.elapsed();
             if terminal {
-                bar.set_message(text);
+                bar.set_message(self.text(elapsed).await);
                 bar.tick();
             } else if last_line.elapsed() >= LINE_EVERY {
                 last_line = Moment::now();
-                out::note(text);
+                out::note(self.text(elapsed).await);
             }
             tokio::select! {
                 () = stop.cancelled() => {}
@@ -56,24 +56,21 @@ impl Progress {
             }
         }
         bar.finish_and_clear();
-        out::note(
-            self.text(start.elapsed())
-                .await
-                .replace("  settling", "  settled"),
-        );
+        out::note(self.text(start.elapsed()).await.replace("settling", "settled"));
     }
 
+    /// A narrow terminal cuts the end off, so what matters most comes first.
     async fn text(&self, elapsed: Duration) -> String {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         // A file that is busy right now is counted next time.
         let events = events_applied(&self.dir).await.unwrap_or(0);
-        let phase = if elapsed < self.load { "" } else { "  settling" };
+        let phase = if elapsed < self.load { "" } else { ", settling" };
         format!(
-            "{} {:.1} s  placed {}  answered {}  duplicates {}  killed {}  paused {}  restarted {}  events {events}{phase}",
+            "{} {:.0} s: {}/{} answered, {} again, {events} events, {} killed, {} paused, {} restarted{phase}",
             self.shop.title(),
             elapsed.as_secs_f64(),
-            get(&self.traffic.placed),
             get(&self.traffic.answered),
+            get(&self.traffic.placed),
             get(&self.traffic.duplicates),
             get(&self.counts.kills),
             get(&self.counts.pauses),
