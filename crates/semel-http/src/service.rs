@@ -140,10 +140,10 @@ where
         // The claim and the run belong to a task of their own: this future dies with its client, the very case
         // that keys exist for (rule K4, and the row "client gives up" of the tests).
         let key = job.key.clone();
-        let (answer, turn) = oneshot::channel();
-        let attempt = run::attempt(Arc::clone(&shared), job, answer, permit);
-        drop(shared.tasks.spawn(attempt.instrument(tracing::Span::current())));
-        match turn.await {
+        let (tell, told) = oneshot::channel();
+        let run = run::claim_and_run(Arc::clone(&shared), job, tell, permit);
+        drop(shared.tasks.spawn(run.instrument(tracing::Span::current())));
+        match told.await {
             Ok(Turn::Answer(response)) => return response,
             Ok(Turn::Busy(same, lease_left)) => {
                 let (per_key, all) = (shared.config.waiters_per_key_max, shared.config.waiters_max);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use semel_core::error::chain;
 use semel_core::{Claim, ClaimReply, ErrorKind, KeyStoreExt, Release, Retry};
 
-use super::finish;
+use super::release;
 use crate::shared::Shared;
 
 /// Times that a claim is sent at most.
@@ -56,7 +56,7 @@ pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Option<ClaimRe
             nonce: claim.nonce,
             token: None,
         };
-        finish::release_in_background(shared, withdrawal);
+        release::in_background(shared, withdrawal);
     }
     None
 }

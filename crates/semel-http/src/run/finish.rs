@@ -7,13 +7,13 @@ use http::Response;
 use semel_core::error::chain;
 use semel_core::host::dice;
 use semel_core::{
-    Clock, Completion, ErrorKind, KeyStoreExt, LeaseReply, Release, StoredOutcome, SystemClock, Timestamp,
+    Clock, Completion, ErrorKind, KeyStoreExt, LeaseReply, StoredOutcome, SystemClock, Timestamp,
     crash_point, limits,
 };
 
 use super::produce::{Broken, Produced};
 use super::renew::Stopped;
-use super::{Owned, Turn, TurnSender, keep, replay};
+use super::{Owned, Turn, TurnSender, outcome, release, replay};
 use crate::body::Body;
 use crate::policy::{Ending, KeepFor, OutcomeWord};
 use crate::problem::{Problem, ProblemKind};
@@ -29,21 +29,23 @@ enum Stored {
     Lost,
 }
 
+/// Stores what came of the run, then answers. `tell` is `None` when the answer has already begun to leave: a stream
+/// used it up (`pump.rs`), and what is left to say goes through its pump.
 pub(super) async fn finish<S, E>(
     shared: &Arc<Shared>,
     owned: &Owned,
     produced: Result<Produced<E>, Stopped>,
-    turn: Option<TurnSender<S, E>>,
+    tell: Option<TurnSender<S, E>>,
 ) {
     let send = |answer: Result<Response<Body>, E>| {
-        if let Some(turn) = turn {
-            let _ = turn.send(Turn::Answer(answer));
+        if let Some(tell) = tell {
+            let _ = tell.send(Turn::Answer(answer));
         }
     };
     match produced {
         Ok(Produced::Whole(parts, body, ending)) => {
             let keep_for = parts.extensions.get::<KeepFor>().map(|asked| asked.0);
-            let outcome = keep::whole(ending, &parts, body.clone());
+            let outcome = outcome::whole(ending, &parts, body.clone());
             let answer = match complete(shared, owned, outcome, keep_for).await {
                 Stored::Lost => what_the_record_says(shared, owned).await,
                 stored => {
@@ -53,11 +55,7 @@ pub(super) async fn finish<S, E>(
                     } else {
                         None
                     };
-                    let word = match ending {
-                        Ending::Refuse => OutcomeWord::Refused,
-                        _ => OutcomeWord::Succeeded,
-                    };
-                    shared.stamp(&mut response, word, until);
+                    shared.stamp(&mut response, outcome::word(ending), until);
                     response
                 }
             };
@@ -77,12 +75,12 @@ pub(super) async fn finish<S, E>(
                 // The inner Semel's own word stays.
                 Ending::Defer => {
                     let word = OutcomeWord::read(response.headers().get(crate::headers::SEMEL_OUTCOME));
-                    give_back(shared, owned).await;
+                    release::give_back(shared, owned).await;
                     shared.stamp(&mut response, word.unwrap_or(OutcomeWord::Running), None);
                 }
                 Ending::Store | Ending::Refuse | Ending::Forget | Ending::Release => {
                     let word = OutcomeWord::read(response.headers().get(crate::headers::SEMEL_OUTCOME));
-                    give_back(shared, owned).await;
+                    release::give_back(shared, owned).await;
                     let word = word.filter(|word| *word == OutcomeWord::Mismatch);
                     shared.stamp(&mut response, word.unwrap_or(OutcomeWord::Refused), None);
                 }
@@ -201,51 +199,6 @@ fn complete_in_background(shared: &Arc<Shared>, done: Completion) {
             }
         }
         shared.waiters.wake(&done.key);
-    }));
-}
-
-/// It is certain that nothing happened: the next request runs.
-async fn give_back(shared: &Arc<Shared>, owned: &Owned) {
-    let release = Release {
-        key: owned.key.clone(),
-        nonce: owned.lease.nonce,
-        token: Some(owned.lease.token),
-    };
-    if !release_once(shared, &release).await {
-        release_in_background(shared, release);
-    }
-}
-
-async fn release_once(shared: &Shared, release: &Release) -> bool {
-    match tokio::time::timeout(shared.store_timeout(), shared.store.release(release)).await {
-        Ok(Ok(LeaseReply::Ok(_) | LeaseReply::LeaseLost | LeaseReply::Conflict)) => true,
-        Ok(Err(error)) => {
-            tracing::warn!(key = %release.key, error = chain(&error), "cannot release a claim");
-            false
-        }
-        Err(_) => false,
-    }
-}
-
-/// Gives a claim back, or withdraws one whose reply never came, as soon as the store answers.
-pub(super) fn release_in_background(shared: &Arc<Shared>, release: Release) {
-    let shared = Arc::clone(shared);
-    let tasks = shared.tasks.clone();
-    drop(tasks.spawn(async move {
-        let began = SystemClock.monotonic();
-        for attempt in 1.. {
-            if release_once(&shared, &release).await {
-                break;
-            }
-            let elapsed = SystemClock.monotonic().saturating_sub(began).as_millis();
-            let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
-            let Some(pause) = shared.config.completion_retry.delay_ms(attempt, elapsed, dice()) else {
-                tracing::error!(key = %release.key, "a claim could not be given back; its lease decides");
-                break;
-            };
-            tokio::time::sleep(Duration::from_millis(pause)).await;
-        }
-        shared.waiters.wake(&release.key);
     }));
 }
 

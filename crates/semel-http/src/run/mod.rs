@@ -1,16 +1,21 @@
-//! One attempt at a key, in a task of its own: claim, run, store, answer.
+//! What happens to a keyed request, in a task of its own: claim, run, store, answer.
 //!
 //! # Guarantees
-//! - The handler starts only after the claim is durable; its answer leaves only after its outcome is.
+//! - The handler starts only after the claim is durable; its answer leaves only after its outcome is. Two exceptions:
+//!   when the store fails at that moment the effect exists, so the answer goes out and storing goes on behind it
+//!   (`Stored::Later`); and a stream goes out as it comes, only its end waits for the outcome (`pump.rs`).
 //! - Crash before the claim: nothing happened. Crash between claim and outcome: the key reads as unknown when its
 //!   lease ends (or is run again, under `Rerun`). Crash after it: every retry gets the stored answer.
 //! - A client that goes away changes nothing: the task ends what it began.
 
+mod buffer;
 mod catch;
 mod claim;
 mod finish;
-mod keep;
+mod outcome;
 mod produce;
+mod pump;
+mod release;
 mod renew;
 mod replay;
 
@@ -39,15 +44,15 @@ pub(crate) struct Job<S> {
     pub(crate) inner: S,
 }
 
-/// How an attempt ended for its connection.
+/// What the task of a run tells the connection that waits for it.
 pub(crate) enum Turn<S, E> {
-    /// With this answer.
+    /// This is the answer.
     Answer(Result<Response<Body>, E>),
     /// Somebody else runs the key, for at least so long; the job comes back.
     Busy(Box<Job<S>>, Duration),
 }
 
-/// Where the turn goes; nobody may be listening any more.
+/// The task's end of the line (`tell`; the connection holds `told`); nobody may be listening any more.
 pub(crate) type TurnSender<S, E> = oneshot::Sender<Turn<S, E>>;
 
 /// What an owner holds.
@@ -60,10 +65,11 @@ pub(crate) struct Owned {
     pub(crate) asked_at: Duration,
 }
 
-pub(crate) async fn attempt<S, ResBody>(
+/// Claims the key; runs the job if the claim is granted, and else tells what the record says.
+pub(crate) async fn claim_and_run<S, ResBody>(
     shared: Arc<Shared>,
     job: Job<S>,
-    turn: TurnSender<S, S::Error>,
+    tell: TurnSender<S, S::Error>,
     _permit: OwnedSemaphorePermit,
 ) where
     S: Service<Request<Body>, Response = Response<ResBody>> + Send + 'static,
@@ -90,11 +96,11 @@ pub(crate) async fn attempt<S, ResBody>(
                 lease,
                 asked_at,
             };
-            return run(&shared, owned, attempt, job, turn).await;
+            return run(&shared, owned, attempt, job, tell).await;
         }
         Some(ClaimReply::Busy { lease_left_ms }) => {
             let left = Duration::from_millis(u64::try_from(lease_left_ms).unwrap_or(1));
-            let _ = turn.send(Turn::Busy(Box::new(job), left));
+            let _ = tell.send(Turn::Busy(Box::new(job), left));
             return;
         }
         Some(ClaimReply::Done {
@@ -104,12 +110,12 @@ pub(crate) async fn attempt<S, ResBody>(
         Some(ClaimReply::Unknown { .. }) => shared.unknown(&job.key),
         Some(ClaimReply::Mismatch) => replay::mismatch(&shared),
         Some(ClaimReply::Gone { until }) => replay::gone(&shared, until),
-        // Only a withdrawal of this very nonce, which this attempt did not send.
+        // Only a withdrawal of this very nonce, which this task did not send.
         Some(ClaimReply::Withdrawn) => {
             shared.problem(ProblemKind::StoreUnavailable, "the claim was withdrawn")
         }
     };
-    let _ = turn.send(Turn::Answer(Ok(answer)));
+    let _ = tell.send(Turn::Answer(Ok(answer)));
 }
 
 async fn run<S, ResBody>(
@@ -117,7 +123,7 @@ async fn run<S, ResBody>(
     owned: Owned,
     attempt: u32,
     job: Job<S>,
-    turn: TurnSender<S, S::Error>,
+    tell: TurnSender<S, S::Error>,
 ) where
     S: Service<Request<Body>, Response = Response<ResBody>> + Send + 'static,
     S::Future: Send + 'static,
@@ -137,15 +143,16 @@ async fn run<S, ResBody>(
         attempt,
     });
     let began = SystemClock.monotonic();
-    let mut turn = Some(turn);
+    // Gone after `produce` when the answer was a stream: its head was told then, and `finish` has only its end to say.
+    let mut tell = Some(tell);
     let produced = {
         let call = async { inner.call(Request::from_parts(parts, Body::whole(body))).await };
-        let produce = produce::produce(shared, began, call, &mut turn);
-        renew::keep_while(shared, &owned, began, produce).await
+        let produce = produce::produce(shared, began, call, &mut tell);
+        renew::renew_while(shared, &owned, began, produce).await
     };
     shared
         .latency
         .record(SystemClock.monotonic().saturating_sub(began));
-    finish::finish(shared, &owned, produced, turn).await;
+    finish::finish(shared, &owned, produced, tell).await;
     shared.waiters.wake(&owned.key);
 }

@@ -1,28 +1,24 @@
 //! Calling the handler and taking its answer: whole where it fits, streamed where it does not.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::Response;
-use http::header::CONTENT_TYPE;
 use http::response::Parts;
 use http_body::{Body as HttpBody, Frame};
 use http_body_util::BodyExt;
-use semel_core::{Clock, StoredOutcome, SystemClock};
-use tokio::sync::mpsc;
+use semel_core::StoredOutcome;
 
+use super::buffer::{Buffered, buffer};
 use super::catch::catch;
-use super::{Turn, TurnSender, keep};
-use crate::body::{Body, BoxError, Pumping};
-use crate::policy::{Disposition, Ending, OutcomeWord};
+use super::pump::{self, Pump};
+use super::{TurnSender, outcome};
+use crate::body::{Body, BoxError};
+use crate::policy::{Disposition, Ending};
 use crate::shared::Shared;
-
-/// Frames between the owned task and a connection.
-const PUMP_FRAMES: usize = 8;
 
 /// What came of a handler.
 pub(super) enum Produced<E> {
@@ -55,27 +51,14 @@ impl fmt::Display for Broken {
     }
 }
 
-/// The open end of a streamed answer.
-pub(super) struct Pump(mpsc::Sender<Pumping>);
-
-impl Pump {
-    /// Breaks the stream off, so that the client does not take what it got for a whole answer.
-    pub(super) async fn break_off(self, why: &str) {
-        let _ = self.0.send(Pumping::Error(why.to_owned().into())).await;
-    }
-
-    /// Ends the stream as a whole answer.
-    pub(super) async fn end(self) {
-        let _ = self.0.send(Pumping::End).await;
-    }
-}
-
-/// Runs `call` to the end of its body.
+/// Runs `call` to the end of its body, and says what came of it. Three ways: an answer that is not to be stored is
+/// handed back untouched; one that fits is read whole; of all others `tell` gets the head at once and the body as it
+/// comes, so that `tell` is gone when this returns [`Produced::Streamed`] or breaks off midway.
 pub(super) async fn produce<S, B, E>(
     shared: &Arc<Shared>,
     began: Duration,
     call: impl Future<Output = Result<Response<B>, E>>,
-    turn: &mut Option<TurnSender<S, E>>,
+    tell: &mut Option<TurnSender<S, E>>,
 ) -> Produced<E>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
@@ -86,11 +69,7 @@ where
         Ok(Err(error)) => return Produced::Failed(error),
         Err(panic) => return Produced::Broken(Broken::Panic(panic), None),
     };
-    let said = response.extensions().get::<Disposition>().copied();
-    let ending = shared
-        .config
-        .status
-        .judge(response.status(), response.headers(), said);
+    let ending = judge(shared, &response);
     match ending {
         Ending::Store | Ending::Refuse | Ending::Forget => {}
         Ending::Release | Ending::Unknown | Ending::Defer => {
@@ -99,70 +78,34 @@ where
     }
     let (parts, body) = response.into_parts();
     let mut body = Body::new(body);
-    let max = shared.config.response_bytes_max;
-    let endless = parts
-        .headers
-        .get(CONTENT_TYPE)
-        .is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
-    let mut first = VecDeque::new();
-    if !endless && body.size_hint().lower() <= max as u64 {
-        let mut bytes = BytesMut::new();
-        loop {
-            match catch(body.frame()).await {
-                Ok(None) => return Produced::Whole(parts, bytes.freeze(), ending),
-                Ok(Some(Ok(frame))) => match frame.into_data() {
-                    Ok(data) if bytes.len() + data.len() <= max => bytes.extend_from_slice(&data),
-                    // Too long, or trailers, which have no place in the stored form.
-                    Ok(data) => {
-                        first.push_back(Frame::data(data));
-                        break;
-                    }
-                    Err(trailers) => {
-                        first.push_back(trailers);
-                        break;
-                    }
-                },
-                Ok(Some(Err(error))) => {
-                    return Produced::Broken(Broken::Body(error), None);
-                }
-                Err(panic) => return Produced::Broken(Broken::Panic(panic), None),
-            }
-        }
-        if !bytes.is_empty() {
-            first.push_front(Frame::data(bytes.freeze()));
-        }
-    }
-    let outcome = keep::without_body(ending, &parts);
-    let (pump, rest) = mpsc::channel(PUMP_FRAMES);
-    let mut response = Response::from_parts(parts, Body::pumped(first, rest));
-    let word = if ending == Ending::Refuse {
-        OutcomeWord::Refused
-    } else {
-        OutcomeWord::Succeeded
+    let read = match buffer(&parts.headers, &mut body, shared.config.response_bytes_max).await {
+        Ok(Buffered::Whole(bytes)) => return Produced::Whole(parts, bytes, ending),
+        Ok(Buffered::Stream(read)) => read,
+        Err(why) => return Produced::Broken(why, None),
     };
-    shared.stamp(&mut response, word, None);
-    if let Some(turn) = turn.take() {
-        let _ = turn.send(Turn::Answer(Ok(response)));
+    let outcome = outcome::without_body(ending, &parts);
+    let pump = pump::open(shared, parts, read, ending, tell);
+    match pump.pass_on(&mut body, began, shared.config.run_ms_max).await {
+        Ok(()) => Produced::Streamed(pump, outcome),
+        Err(why) => Produced::Broken(why, Some(pump)),
     }
-    let pump = Pump(pump);
-    loop {
-        match catch(body.frame()).await {
-            Ok(None) => return Produced::Streamed(pump, outcome),
-            // A client that has gone does not stop the handler's stream: it may be the work. Only one that never
-            // ends is not kept up for nobody.
-            Ok(Some(Ok(frame))) => {
-                let nobody_reads = pump.0.send(Pumping::Frame(frame)).await.is_err();
-                let ran = SystemClock.monotonic().saturating_sub(began);
-                if nobody_reads && ran.as_millis() > u128::from(shared.config.run_ms_max) {
-                    return Produced::Broken(Broken::NobodyReads, None);
-                }
-            }
-            Ok(Some(Err(error))) => {
-                return Produced::Broken(Broken::Body(error), Some(pump));
-            }
-            Err(panic) => {
-                return Produced::Broken(Broken::Panic(panic), Some(pump));
-            }
-        }
+}
+
+/// What the answer means for its key, by the service's policy and by the handler's own word.
+fn judge<B>(shared: &Shared, response: &Response<B>) -> Ending {
+    let said = response.extensions().get::<Disposition>().copied();
+    shared
+        .config
+        .status
+        .judge(response.status(), response.headers(), said)
+}
+
+/// The next frame of a handler's body, `None` at its end. The body is the handler's code, too: it may panic.
+pub(super) async fn next_frame(body: &mut Body) -> Result<Option<Frame<Bytes>>, Broken> {
+    match catch(body.frame()).await {
+        Ok(None) => Ok(None),
+        Ok(Some(Ok(frame))) => Ok(Some(frame)),
+        Ok(Some(Err(error))) => Err(Broken::Body(error)),
+        Err(panic) => Err(Broken::Panic(panic)),
     }
 }

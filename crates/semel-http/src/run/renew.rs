@@ -1,4 +1,4 @@
-//! Keeping a claim while its handler runs.
+//! Renewing a claim while its handler runs.
 
 use std::future::Future;
 use std::pin::pin;
@@ -20,7 +20,7 @@ pub(super) struct Stopped;
 /// Under `Hold` a lost renewal stops nothing: nobody else runs the key (rule K1). Under `Rerun` the work is dropped
 /// when the lease can have ended, counted from before it was asked for; the check also comes before each poll of the
 /// work, so that a process that slept does not go on first.
-pub(super) async fn keep_while<T>(
+pub(super) async fn renew_while<T>(
     shared: &Arc<Shared>,
     owned: &Owned,
     began: Duration,
@@ -29,7 +29,7 @@ pub(super) async fn keep_while<T>(
     let mut work = pin!(work);
     let end = Deadline::new(owned.asked_at, shared.config.lease_ms);
     {
-        let mut keeper = pin!(keep(shared, owned, began, &end));
+        let mut renewal = pin!(renew(shared, owned, began, &end));
         let rerun = shared.config.owner_lost == OwnerLost::Rerun;
         let mut guarded = pin!(std::future::poll_fn(|cx| {
             if rerun && end.passed() {
@@ -40,7 +40,7 @@ pub(super) async fn keep_while<T>(
         tokio::select! {
             biased;
             done = &mut guarded => return done,
-            () = &mut keeper => {}
+            () = &mut renewal => {}
         }
     }
     match shared.config.owner_lost {
@@ -50,7 +50,7 @@ pub(super) async fn keep_while<T>(
 }
 
 /// Renews until it cannot or may not any more.
-async fn keep(shared: &Shared, owned: &Owned, began: Duration, end: &Deadline) {
+async fn renew(shared: &Shared, owned: &Owned, began: Duration, end: &Deadline) {
     let third = Duration::from_millis(u64::try_from(shared.config.lease_ms / 3).unwrap_or(1).max(1));
     let run_max = Duration::from_millis(shared.config.run_ms_max);
     let extension = Extension {

@@ -7,7 +7,7 @@ use http::response::Parts;
 use semel_core::StoredOutcome;
 use semel_core::limits::OUTCOME_BYTES_MAX;
 
-use crate::policy::Ending;
+use crate::policy::{Ending, OutcomeWord};
 use crate::response::StoredResponse;
 
 /// The outcome of a whole answer.
@@ -32,6 +32,14 @@ pub(super) fn without_body(ending: Ending, parts: &Parts) -> StoredOutcome {
         StoredOutcome::Refused(bare_refusal(parts.status).encode())
     } else {
         StoredOutcome::Forgotten
+    }
+}
+
+/// What the caller is told of an answer that is stored, or would be if it were not too large.
+pub(super) const fn word(ending: Ending) -> OutcomeWord {
+    match ending {
+        Ending::Refuse => OutcomeWord::Refused,
+        _ => OutcomeWord::Succeeded,
     }
 }
 

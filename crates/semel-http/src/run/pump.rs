@@ -1,0 +1,73 @@
+//! Sending an answer on while its handler still writes it.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use http::response::Parts;
+use http_body::Frame;
+use semel_core::{Clock, SystemClock};
+use tokio::sync::mpsc;
+
+use super::produce::{Broken, next_frame};
+use super::{Turn, TurnSender, outcome};
+use crate::body::{Body, Pumping};
+use crate::policy::Ending;
+use crate::shared::Shared;
+
+/// Frames between the owned task and a connection.
+const PUMP_FRAMES: usize = 8;
+
+/// The open end of a streamed answer.
+pub(super) struct Pump(mpsc::Sender<Pumping>);
+
+/// Answers with the head and the frames `read` so far. This uses up `tell`: from here on the client hears through
+/// the pump alone.
+pub(super) fn open<S, E>(
+    shared: &Shared,
+    parts: Parts,
+    read: VecDeque<Frame<Bytes>>,
+    ending: Ending,
+    tell: &mut Option<TurnSender<S, E>>,
+) -> Pump {
+    let (pump, rest) = mpsc::channel(PUMP_FRAMES);
+    let mut response = Response::from_parts(parts, Body::pumped(read, rest));
+    shared.stamp(&mut response, outcome::word(ending), None);
+    if let Some(tell) = tell.take() {
+        let _ = tell.send(Turn::Answer(Ok(response)));
+    }
+    Pump(pump)
+}
+
+impl Pump {
+    /// Passes `body` on to its end, which it leaves to [`Pump::end`].
+    ///
+    /// A client that has gone does not stop the handler's stream: it may be the work. Only one that has run for longer
+    /// than `run_ms_max` is not kept up for nobody.
+    pub(super) async fn pass_on(
+        &self,
+        body: &mut Body,
+        began: Duration,
+        run_ms_max: u64,
+    ) -> Result<(), Broken> {
+        while let Some(frame) = next_frame(body).await? {
+            let nobody_reads = self.0.send(Pumping::Frame(frame)).await.is_err();
+            let ran = SystemClock.monotonic().saturating_sub(began);
+            if nobody_reads && ran.as_millis() > u128::from(run_ms_max) {
+                return Err(Broken::NobodyReads);
+            }
+        }
+        Ok(())
+    }
+
+    /// Breaks the stream off, so that the client does not take what it got for a whole answer.
+    pub(super) async fn break_off(self, why: &str) {
+        let _ = self.0.send(Pumping::Error(why.to_owned().into())).await;
+    }
+
+    /// Ends the stream as a whole answer.
+    pub(super) async fn end(self) {
+        let _ = self.0.send(Pumping::End).await;
+    }
+}

@@ -1,0 +1,56 @@
+//! Giving a claim back: when it is certain that nothing happened, and when its own reply never came.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel_core::error::chain;
+use semel_core::host::dice;
+use semel_core::{Clock, KeyStoreExt, LeaseReply, Release, SystemClock};
+
+use super::Owned;
+use crate::shared::Shared;
+
+/// It is certain that nothing happened: the next request runs.
+pub(super) async fn give_back(shared: &Arc<Shared>, owned: &Owned) {
+    let release = Release {
+        key: owned.key.clone(),
+        nonce: owned.lease.nonce,
+        token: Some(owned.lease.token),
+    };
+    if !once(shared, &release).await {
+        in_background(shared, release);
+    }
+}
+
+async fn once(shared: &Shared, release: &Release) -> bool {
+    match tokio::time::timeout(shared.store_timeout(), shared.store.release(release)).await {
+        Ok(Ok(LeaseReply::Ok(_) | LeaseReply::LeaseLost | LeaseReply::Conflict)) => true,
+        Ok(Err(error)) => {
+            tracing::warn!(key = %release.key, error = chain(&error), "cannot release a claim");
+            false
+        }
+        Err(_) => false,
+    }
+}
+
+/// Gives a claim back, or withdraws one whose reply never came, as soon as the store answers.
+pub(super) fn in_background(shared: &Arc<Shared>, release: Release) {
+    let shared = Arc::clone(shared);
+    let tasks = shared.tasks.clone();
+    drop(tasks.spawn(async move {
+        let began = SystemClock.monotonic();
+        for attempt in 1.. {
+            if once(&shared, &release).await {
+                break;
+            }
+            let elapsed = SystemClock.monotonic().saturating_sub(began).as_millis();
+            let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
+            let Some(pause) = shared.config.completion_retry.delay_ms(attempt, elapsed, dice()) else {
+                tracing::error!(key = %release.key, "a claim could not be given back; its lease decides");
+                break;
+            };
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+        }
+        shared.waiters.wake(&release.key);
+    }));
+}
