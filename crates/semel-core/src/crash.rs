@@ -6,9 +6,14 @@
 /// Every crash point there is. Crash tests walk this list; a point that is not on it does not compile
 /// into a test, so add it here first.
 pub const CRASH_POINTS: &[&str] = &[
+    // Stores of keys, once per batch: after a commit that granted something; before and after the one of outcomes.
     "key.claimed",
     "key.before_complete",
     "key.completed",
+    // The HTTP layer, once per request: it owns the key; the handler has answered; the outcome is durable.
+    "http.claimed",
+    "http.before_complete",
+    "http.completed",
     "once.before_commit",
     "once.committed",
     "relay.batch_opened",

@@ -137,7 +137,7 @@ async fn complete(
     keep_for: Option<Duration>,
 ) -> Stored {
     let mut done = completion(shared, owned, outcome, keep_for);
-    crash_point("key.before_complete");
+    crash_point("http.before_complete");
     let mut reply = complete_once(shared, &done).await;
     // A store with a smaller limit than ours still learns that it was done.
     if let Err(Some(ErrorKind::LimitExceeded)) = reply
@@ -148,7 +148,7 @@ async fn complete(
     }
     match reply {
         Ok(LeaseReply::Ok(until)) => {
-            crash_point("key.completed");
+            crash_point("http.completed");
             Stored::Until(until)
         }
         Ok(LeaseReply::LeaseLost | LeaseReply::Conflict) => Stored::Lost,

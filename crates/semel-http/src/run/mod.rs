@@ -89,7 +89,7 @@ pub(crate) async fn claim_and_run<S, ResBody>(
     let answer = match claim::claim(&shared, &claim).await {
         None => shared.no_store(),
         Some(ClaimReply::Granted { lease, attempt, .. }) => {
-            crash_point("key.claimed");
+            crash_point("http.claimed");
             let owned = Owned {
                 key: job.key.clone(),
                 fingerprint: job.fingerprint,

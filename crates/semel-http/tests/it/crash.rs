@@ -46,9 +46,9 @@ fn charges(folder: &Path) -> usize {
 
 /// Point, charges made, what a retry is told while the lease lasts and after it.
 const CASES: [(&str, usize, &str, &str); 3] = [
-    ("key.claimed", 0, "running", "unknown"),
-    ("key.before_complete", 1, "running", "unknown"),
-    ("key.completed", 1, "succeeded", "succeeded"),
+    ("http.claimed", 0, "running", "unknown"),
+    ("http.before_complete", 1, "running", "unknown"),
+    ("http.completed", 1, "succeeded", "succeeded"),
 ];
 
 #[tokio::test]
