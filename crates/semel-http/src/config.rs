@@ -2,6 +2,7 @@
 
 use http::Method;
 use http::header::HeaderName;
+use semel_core::claim::WITHDRAWN_MS;
 use semel_core::limits::{self, LimitExceeded};
 use semel_core::{Keep, OwnerLost, RetryPolicy};
 
@@ -47,7 +48,7 @@ pub struct Config {
     /// Milliseconds after which a run's claim is no longer renewed: the key then reads as unknown until the handler
     /// ends (under [`OwnerLost::Rerun`] the handler is stopped). Default 10 minutes.
     pub run_ms_max: u64,
-    /// Milliseconds that one call to the store may take. Default 5 000.
+    /// Milliseconds that one call to the store may take, at most [`WITHDRAWN_MS`]. Default 5 000.
     pub store_ms_max: u64,
     /// How long an outcome that could not be stored is tried again, after its answer was sent. Default 50 ms growing
     /// to 5 s, for 10 minutes.
@@ -132,6 +133,34 @@ impl Config {
             help,
         )?;
         limits::check("run_ms_max", "ms", self.run_ms_max, 1, u64::MAX, help)?;
-        limits::check("store_ms_max", "ms", self.store_ms_max, 1, u64::MAX, help)
+        // A store that is given longer could take in a claim when it has forgotten the withdrawal of that claim, and
+        // the key would be held by nobody.
+        limits::check(
+            "store_ms_max",
+            "ms",
+            self.store_ms_max,
+            1,
+            WITHDRAWN_MS as u64,
+            "a claim without an answer is withdrawn, and WITHDRAWN_MS is for how long that is remembered: choose \
+             store_ms_max below it",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_to_the_store_ends_while_its_withdrawal_is_remembered() {
+        let config = |store_ms_max| Config {
+            store_ms_max,
+            ..Config::default()
+        };
+        assert_eq!(config(60_000).check(), Ok(()));
+        let error = config(60_001).check().unwrap_err().to_string();
+        for name in ["store_ms_max: 60001 ms", "1..=60000", "WITHDRAWN_MS"] {
+            assert!(error.contains(name), "{error}");
+        }
     }
 }
