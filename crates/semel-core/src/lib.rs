@@ -22,6 +22,7 @@ pub mod relay;
 pub mod retry;
 pub mod saga;
 pub mod store;
+pub mod wire;
 
 pub use claim::{
     Claim, ClaimReply, Completion, Extension, Keep, Lease, LeaseReply, Nonce, OwnerLost, Release, Settlement,
@@ -33,6 +34,6 @@ pub use event::Event;
 pub use fingerprint::Fingerprint;
 pub use host::{Clock, SystemClock, Timestamp};
 pub use key::{Key, Scope};
-pub use outcome::{Outcome, StoredOutcome};
+pub use outcome::StoredOutcome;
 pub use retry::{Retry, RetryPolicy};
 pub use store::{Capabilities, KeyStore, KeyStoreExt, OutboxStore, SagaStore, Sink};

@@ -1,19 +1,25 @@
-//! The three outcomes of every attempt.
+//! The three outcomes of every attempt: it happened, it is certain that nothing happened, or neither is known.
+//!
+//! A time-out, a lost reply or a crash is *unknown*: never run again in silence. Each place says the three in its own
+//! type, because each knows more than the three:
+//!
+//! | where | succeeded | refused | unknown | no outcome yet |
+//! | --- | --- | --- | --- | --- |
+//! | [`StoredOutcome`], what a record keeps | `Succeeded`, `Forgotten` | `Refused` | not stored: a record whose lease ended without an outcome reads as [`State::Unknown`] | |
+//! | [`saga::Answer`], what a coordinator heard | `Succeeded`, `TooLarge` | `Refused`; `NotSent`, `Held`, `Unservable` (nothing was asked) | `Unknown` | `Running` |
+//! | [`wire::OUTCOME`], what a caller is told over HTTP (`OutcomeWord` of `semel-http`) | `succeeded` | `refused`, `mismatch` | `unknown` | `running` |
+//! | [`Retry`], what an error means | | `Never`, `Later` | `OutcomeUnknown` | |
+//!
+//! `StaleEpoch` and `BarrierLost` of [`saga::Answer`] are no outcomes of the call: they say something about the caller.
+//!
+//! [`State::Unknown`]: crate::claim::State::Unknown
+//! [`saga::Answer`]: crate::saga::Answer
+//! [`wire::OUTCOME`]: crate::wire::OUTCOME
+//! [`Retry`]: crate::Retry
 
 use bytes::Bytes;
 
 use crate::key::derive;
-
-/// How an attempt ended. Closed on purpose: match it without a `_` arm.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome<T = Bytes, R = Bytes> {
-    /// It happened, with this output.
-    Succeeded(T),
-    /// It is certain that nothing happened, for this reason.
-    Refused(R),
-    /// A time-out, a 5xx, a lost reply, a crash: it may have happened. Never run again in silence.
-    Unknown,
-}
 
 /// An outcome that is certain and can be stored: succeeded or refused, with its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]

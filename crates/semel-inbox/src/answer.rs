@@ -3,13 +3,10 @@
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
-use semel_core::ErrorKind;
+use semel_core::{ErrorKind, wire};
 
 use crate::delivery::DeliveryError;
 use crate::receive::{HandlerError, ReceiveError};
-
-/// `Semel-Outcome` on every answer (rule K12).
-pub(crate) const SEMEL_OUTCOME: &str = "semel-outcome";
 
 /// An answer as `application/problem+json` (RFC 9457), with the page's code as its type.
 #[must_use]
@@ -30,7 +27,7 @@ pub fn problem(
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-    headers.insert(SEMEL_OUTCOME, HeaderValue::from_static(outcome));
+    headers.insert(wire::OUTCOME, HeaderValue::from_static(outcome));
     if status == StatusCode::SERVICE_UNAVAILABLE {
         headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
     }

@@ -7,8 +7,9 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 use http_body_util::LengthLimitError;
 use semel_core::limits::EVENT_DATA_BYTES_MAX;
+use semel_core::wire;
 
-use crate::answer::{SEMEL_OUTCOME, receive_error_answer};
+use crate::answer::receive_error_answer;
 use crate::delivery::{Delivery, DeliveryError};
 use crate::receive::{ReceiveError, Received};
 
@@ -88,13 +89,13 @@ impl<T: IntoResponse> IntoResponse for Received<T> {
                 let mut response = StatusCode::OK.into_response();
                 response
                     .headers_mut()
-                    .insert("idempotent-replayed", HeaderValue::from_static("true"));
+                    .insert(wire::IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
                 response
             }
         };
         let headers = response.headers_mut();
-        headers.insert(SEMEL_OUTCOME, HeaderValue::from_static("succeeded"));
-        headers.insert("semel-guarantee", HeaderValue::from_static("atomic"));
+        headers.insert(wire::OUTCOME, HeaderValue::from_static("succeeded"));
+        headers.insert(wire::GUARANTEE, HeaderValue::from_static("atomic"));
         response
     }
 }

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName};
 use semel_core::inbox::mark::{self, check_id};
 use semel_core::limits::LimitExceeded;
+use semel_core::wire;
 
 /// A webhook delivery in CloudEvents' binary mode, or any POST with an id.
 ///
@@ -125,14 +126,14 @@ fn bad(header: &'static str, why: impl Into<String>) -> DeliveryError {
 
 fn id(headers: &HeaderMap, event_id: Option<&str>, source: Option<&str>) -> Result<Bytes, DeliveryError> {
     let limit = |header| move |limit: LimitExceeded| bad(header, limit.to_string());
-    if let Some(value) = text(headers, "idempotency-key")? {
+    if let Some(value) = text(headers, wire::IDEMPOTENCY_KEY)? {
         let id = unquote(&value).ok_or_else(|| {
             bad(
-                "idempotency-key",
+                wire::IDEMPOTENCY_KEY,
                 "neither a bare key nor a structured-field string",
             )
         })?;
-        check_id(id.as_bytes()).map_err(limit("idempotency-key"))?;
+        check_id(id.as_bytes()).map_err(limit(wire::IDEMPOTENCY_KEY))?;
         return Ok(id.into());
     }
     if let Some(id) = text(headers, "webhook-id")? {

@@ -30,7 +30,8 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode, Uri, header};
 use semel_client::{ClientErrorKind, HttpClient, Limits};
 use semel_core::limits::SAGA_PAYLOAD_BYTES_MAX;
-use semel_core::saga::{ActionFacts, Answer, BarrierCode, Call, CheckedDefinition, barrier};
+use semel_core::saga::{ActionFacts, Answer, BarrierCode, Call, CheckedDefinition};
+use semel_core::wire;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
@@ -110,17 +111,17 @@ fn parse(target: &str) -> Result<Uri, String> {
 fn request(call: &Call) -> Result<Request<Bytes>, String> {
     let mut request = Request::post(parse(&call.target)?)
         .header(header::CONTENT_TYPE, "application/json")
-        .header(barrier::HEADER_SAGA, call.saga.as_str())
-        .header(barrier::HEADER_STEP, &call.step)
-        .header(barrier::HEADER_OP, call.op.as_str())
-        .header(barrier::HEADER_EPOCH, call.epoch)
-        .header("idempotency-key", &call.key)
-        .header(barrier::HEADER_DEADLINE, call.not_after.0 / 1_000);
+        .header(wire::SAGA_ID, call.saga.as_str())
+        .header(wire::STEP, &call.step)
+        .header(wire::OP, call.op.as_str())
+        .header(wire::EPOCH, call.epoch)
+        .header(wire::IDEMPOTENCY_KEY, &call.key)
+        .header(wire::DEADLINE, call.not_after.0 / 1_000);
     if let Some(action) = &call.undoes {
         let known = if action.succeeded { "succeeded" } else { "unknown" };
         request = request
-            .header(barrier::HEADER_ACTION, known)
-            .header(barrier::HEADER_ACTION_KEY, &action.key);
+            .header(wire::ACTION, known)
+            .header(wire::ACTION_KEY, &action.key);
     }
     let body = body(call).map_err(|error| format!("the call has no JSON form: {error}"))?;
     request
@@ -216,8 +217,8 @@ fn read(answer: Response<Bytes>) -> Answer {
             .and_then(|value| value.to_str().ok())
             .unwrap_or("")
     };
-    let outcome = text(barrier::HEADER_OUTCOME);
-    let code = text(barrier::HEADER_CODE);
+    let outcome = text(wire::OUTCOME);
+    let code = text(wire::CODE);
     let retry_after = retry_after(&head.headers);
     let status = head.status;
     let unknown = |hopeless| Answer::Unknown {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use semel_core::store::{SinkError, SinkErrorClass};
+use semel_core::wire;
 
 /// Bytes of an answer's body that are shown in an error.
 const SHOWN_BYTES: usize = 200;
@@ -17,10 +18,7 @@ pub(crate) fn judge(answer: &Response<Bytes>) -> Result<(), SinkError> {
     }
     let class = class(
         status,
-        answer
-            .headers()
-            .get("semel-outcome")
-            .map(|value| value.as_bytes()),
+        answer.headers().get(wire::OUTCOME).map(|value| value.as_bytes()),
     );
     let body = String::from_utf8_lossy(&answer.body()[..answer.body().len().min(SHOWN_BYTES)]);
     let mut error = SinkError::new(class, format!("{status}: {body}"));

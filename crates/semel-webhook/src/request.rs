@@ -7,7 +7,7 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{HeaderName, Request};
 use semel_core::limits::{self, LimitExceeded};
 use semel_core::store::OutboxRow;
-use semel_core::{Event, Timestamp};
+use semel_core::{Event, Timestamp, wire};
 
 use crate::config::Target;
 
@@ -15,13 +15,13 @@ use crate::config::Target;
 pub(crate) fn request(target: &Target, row: &OutboxRow) -> Result<Request<Bytes>, http::Error> {
     let event = &row.event;
     let mut request = Request::post(target.url(&event.topic))
-        .header("idempotency-key", format!("\"{}\"", event.id))
+        .header(wire::IDEMPOTENCY_KEY, format!("\"{}\"", event.id))
         .header("ce-specversion", "1.0")
         .header("ce-id", event.id.to_string())
         .header("ce-source", encode(event.source.as_bytes()))
         .header("ce-type", encode(event.kind.as_bytes()))
         .header("ce-time", time(row.created_at))
-        .header("semel-topic", &event.topic);
+        .header(wire::TOPIC, &event.topic);
     if let Some(key) = &event.key {
         request = request.header("ce-partitionkey", encode(key));
     }
@@ -32,7 +32,7 @@ pub(crate) fn request(target: &Target, row: &OutboxRow) -> Result<Request<Bytes>
         request = request.header("traceparent", HeaderValue::from_bytes(traceparent.as_bytes())?);
     }
     if event.data.is_none() {
-        request = request.header("semel-tombstone", "1");
+        request = request.header(wire::TOMBSTONE, "1");
     }
     for (name, value) in &event.headers {
         request = request.header(passed_on(name)?, encode(value));

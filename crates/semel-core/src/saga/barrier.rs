@@ -20,25 +20,7 @@ use super::names::{Op, SagaId, step_key};
 use crate::host::Timestamp;
 use crate::limits::{self, LimitExceeded};
 use crate::outcome::StoredOutcome;
-
-/// The saga's id.
-pub const HEADER_SAGA: &str = "semel-saga-id";
-/// The step's name.
-pub const HEADER_STEP: &str = "semel-step";
-/// `action` or `compensation`.
-pub const HEADER_OP: &str = "semel-op";
-/// The owner's epoch, a number.
-pub const HEADER_EPOCH: &str = "semel-epoch";
-/// When the attempt ends at the latest: milliseconds since 1970.
-pub const HEADER_DEADLINE: &str = "semel-deadline";
-/// On a compensation, the key of its action.
-pub const HEADER_ACTION_KEY: &str = "semel-action-key";
-/// On a compensation: `succeeded` when its action is known to have happened, `unknown` otherwise.
-pub const HEADER_ACTION: &str = "semel-action";
-/// On an answer: `succeeded`, `refused`, `running`, `unknown` or `mismatch`.
-pub const HEADER_OUTCOME: &str = "semel-outcome";
-/// On an answer: why the barrier refused, a [`BarrierCode`].
-pub const HEADER_CODE: &str = "semel-code";
+use crate::wire;
 
 /// Who calls: what a participant reads from the headers and gives to the barrier.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,35 +59,35 @@ impl BarrierCall {
             let value = headers.get(header).and_then(|value| value.to_str().ok());
             value.ok_or(HeaderError { header, want })
         };
-        let saga = text(HEADER_SAGA, "the saga's id")?;
+        let saga = text(wire::SAGA_ID, "the saga's id")?;
         let saga = SagaId::new(saga).map_err(|_| HeaderError {
-            header: HEADER_SAGA,
+            header: wire::SAGA_ID,
             want: "1 to 255 visible ASCII characters",
         })?;
-        let step = text(HEADER_STEP, "the step's name")?.to_owned();
-        let op = Op::parse(text(HEADER_OP, "action or compensation")?).ok_or(HeaderError {
-            header: HEADER_OP,
+        let step = text(wire::STEP, "the step's name")?.to_owned();
+        let op = Op::parse(text(wire::OP, "action or compensation")?).ok_or(HeaderError {
+            header: wire::OP,
             want: "action or compensation",
         })?;
-        let epoch = text(HEADER_EPOCH, "a number")?.parse().map_err(|_| HeaderError {
-            header: HEADER_EPOCH,
+        let epoch = text(wire::EPOCH, "a number")?.parse().map_err(|_| HeaderError {
+            header: wire::EPOCH,
             want: "a number",
         })?;
         let action_succeeded = match op {
             Op::Action => false,
-            Op::Compensation => match text(HEADER_ACTION, "succeeded or unknown")? {
+            Op::Compensation => match text(wire::ACTION, "succeeded or unknown")? {
                 "succeeded" => true,
                 "unknown" => false,
                 _ => {
                     return Err(HeaderError {
-                        header: HEADER_ACTION,
+                        header: wire::ACTION,
                         want: "succeeded or unknown",
                     });
                 }
             },
         };
         let deadline = headers
-            .get(HEADER_DEADLINE)
+            .get(wire::DEADLINE)
             .and_then(|value| value.to_str().ok()?.parse().ok());
         let not_after = deadline.map(|ms: i64| Timestamp(ms.saturating_mul(1_000)));
         let call = Self {
@@ -117,7 +99,7 @@ impl BarrierCall {
             not_after,
         };
         call.check().map_err(|_| HeaderError {
-            header: HEADER_STEP,
+            header: wire::STEP,
             want: "1 to 100 visible ASCII characters",
         })?;
         Ok(call)
@@ -161,7 +143,7 @@ impl BarrierCall {
     }
 }
 
-/// Why the barrier turns a call away; the word goes into [`HEADER_CODE`].
+/// Why the barrier turns a call away; the word goes into [`wire::CODE`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BarrierCode {
     /// Its compensation came first: this action must not happen any more. A certain refusal.
@@ -193,7 +175,7 @@ impl BarrierCode {
         }
     }
 
-    /// The value of [`HEADER_OUTCOME`] to answer with.
+    /// The value of [`wire::OUTCOME`] to answer with.
     #[must_use]
     pub const fn outcome(self) -> &'static str {
         match self {
@@ -360,15 +342,15 @@ mod tests {
     fn headers_that_are_missing_or_wrong_are_named() {
         let mut headers = HeaderMap::new();
         let wrong = |headers: &HeaderMap| BarrierCall::from_headers(headers).unwrap_err().header;
-        assert_eq!(wrong(&headers), HEADER_SAGA);
-        headers.insert(HEADER_SAGA, "s".parse().unwrap());
-        headers.insert(HEADER_STEP, "charge".parse().unwrap());
-        headers.insert(HEADER_OP, "undo".parse().unwrap());
-        headers.insert(HEADER_EPOCH, "5".parse().unwrap());
-        assert_eq!(wrong(&headers), HEADER_OP);
-        headers.insert(HEADER_OP, "compensation".parse().unwrap());
-        assert_eq!(wrong(&headers), HEADER_ACTION);
-        headers.insert(HEADER_ACTION, "succeeded".parse().unwrap());
+        assert_eq!(wrong(&headers), wire::SAGA_ID);
+        headers.insert(wire::SAGA_ID, "s".parse().unwrap());
+        headers.insert(wire::STEP, "charge".parse().unwrap());
+        headers.insert(wire::OP, "undo".parse().unwrap());
+        headers.insert(wire::EPOCH, "5".parse().unwrap());
+        assert_eq!(wrong(&headers), wire::OP);
+        headers.insert(wire::OP, "compensation".parse().unwrap());
+        assert_eq!(wrong(&headers), wire::ACTION);
+        headers.insert(wire::ACTION, "succeeded".parse().unwrap());
         assert_eq!(
             BarrierCall::from_headers(&headers).unwrap(),
             call(Op::Compensation, true)

@@ -8,6 +8,7 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 use semel_core::error::chain;
+use semel_core::wire;
 use tower::ServiceExt as _;
 
 use super::Context;
@@ -113,8 +114,8 @@ async fn answer(State(front): State<Front>, request: Request) -> Response {
     };
     front.context.metrics.gateway_answered(GatewayLabels {
         gateway: front.name,
-        outcome: text("semel-outcome").unwrap_or_else(|| "none".to_owned()),
-        replayed: u8::from(text("idempotent-replayed").is_some()),
+        outcome: text(wire::OUTCOME).unwrap_or_else(|| "none".to_owned()),
+        replayed: u8::from(text(wire::IDEMPOTENT_REPLAYED).is_some()),
         status: response.status().as_u16() / 100,
     });
     response

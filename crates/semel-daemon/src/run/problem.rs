@@ -4,7 +4,7 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use semel_core::error::chain;
 use semel_core::saga::{SagaId, Status};
-use semel_core::{ErrorKind, Retry, StoreError};
+use semel_core::{ErrorKind, Retry, StoreError, wire};
 use semel_saga::SagaError;
 use serde::Serialize;
 
@@ -246,7 +246,7 @@ impl IntoResponse for Problem {
         );
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(outcome) = self.outcome {
-            headers.insert("semel-outcome", HeaderValue::from_static(outcome));
+            headers.insert(wire::OUTCOME, HeaderValue::from_static(outcome));
         }
         if let Some(seconds) = self.retry_after_s {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));

@@ -2,6 +2,7 @@
 
 use http::HeaderMap;
 use http::header::{self, HeaderName, HeaderValue};
+use semel_core::wire;
 
 /// Exact names.
 const STRIPPED: &[&str] = &[
@@ -32,10 +33,10 @@ const STRIPPED: &[&str] = &[
     "tracestate",
     "server-timing",
     // Ours, set anew on each answer. The guarantee is kept: it is the handler's word.
-    "idempotent-replayed",
-    "semel-outcome",
-    "semel-no-store",
-    "semel-retained-until",
+    wire::IDEMPOTENT_REPLAYED,
+    wire::OUTCOME,
+    wire::NO_STORE,
+    wire::RETAINED_UNTIL,
 ];
 
 /// Families of names.

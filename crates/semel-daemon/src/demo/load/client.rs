@@ -8,6 +8,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use semel_client::{HttpClient, Limits};
+use semel_core::wire;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -122,7 +123,7 @@ impl Client {
         let port = self.ports[send.copy];
         let request = Request::post(format!("http://127.0.0.1:{port}/orders"))
             .header("content-type", "application/json")
-            .header("idempotency-key", format!("\"{}\"", plan.key))
+            .header(wire::IDEMPOTENCY_KEY, format!("\"{}\"", plan.key))
             .body(Bytes::from(serde_json::to_vec(&plan.order).ok()?))
             .ok()?;
         let call = self.http.send(request, PATIENCE);
@@ -157,7 +158,7 @@ fn definite(response: Response<Bytes>) -> Option<Answer> {
     );
     let outcome = response
         .headers()
-        .get("semel-outcome")
+        .get(wire::OUTCOME)
         .map(http::HeaderValue::as_bytes);
     let open = matches!(outcome, Some(b"running" | b"unknown"));
     (!status.is_server_error() && !again && !open).then(|| Answer {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use semel_core::claim::succeeded;
 use semel_core::host::uuid_v7;
-use semel_core::{Event, Fingerprint, Key, OwnerLost, StoreError, SystemClock};
+use semel_core::{Event, Fingerprint, Key, OwnerLost, StoreError, SystemClock, wire};
 use semel_http::{ClaimInfo, Disposition, IdempotencyLayer};
 use semel_sqlite::Sqlite;
 use semel_sqlite::tx::{Once, OnceOptions, enqueue_many, once};
@@ -71,10 +71,7 @@ async fn place(
 ) -> Response {
     match accept(&shop, &claim.key.child("accept"), order).await {
         Ok(Some(body)) => {
-            let headers = [
-                ("content-type", "application/json"),
-                ("semel-guarantee", "atomic"),
-            ];
+            let headers = [("content-type", "application/json"), (wire::GUARANTEE, "atomic")];
             (StatusCode::CREATED, headers, body).into_response()
         }
         Ok(None) => later(),

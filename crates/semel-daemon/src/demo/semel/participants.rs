@@ -7,9 +7,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
-use semel_core::saga::barrier::{HEADER_CODE, HEADER_OUTCOME};
 use semel_core::saga::{BarrierCall, BarrierCode};
-use semel_core::{Scope, StoreError, StoredOutcome};
+use semel_core::{Scope, StoreError, StoredOutcome, wire};
 use semel_inbox::{Delivery, HandlerError, ReceiveError, Received, receive};
 use semel_sqlite::Sqlite;
 use semel_sqlite::tx::{Barrier, barrier};
@@ -167,12 +166,12 @@ fn answer(outcome: &StoredOutcome) -> Response {
         StoredOutcome::Refused(_) => (StatusCode::CONFLICT, "refused"),
     };
     let body = Bytes::copy_from_slice(outcome.bytes());
-    (status, [(HEADER_OUTCOME, word)], body).into_response()
+    (status, [(wire::OUTCOME, word)], body).into_response()
 }
 
 fn turned_away(code: BarrierCode) -> Response {
     let status = StatusCode::from_u16(code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let headers = [(HEADER_OUTCOME, code.outcome()), (HEADER_CODE, code.as_str())];
+    let headers = [(wire::OUTCOME, code.outcome()), (wire::CODE, code.as_str())];
     (status, headers).into_response()
 }
 

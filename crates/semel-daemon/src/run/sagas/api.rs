@@ -9,6 +9,7 @@ use axum::{Json, Router, middleware};
 use http::{HeaderValue, StatusCode, header};
 use semel_core::saga::{SagaId, Status};
 use semel_core::store::{SagaLookup, SagaRecord, SagaRequest};
+use semel_core::wire;
 use semel_saga::Submitted;
 use serde::Deserialize;
 use serde_json::json;
@@ -206,7 +207,7 @@ async fn find(api: &Api, id: &SagaId) -> Result<SagaRecord, Problem> {
 async fn answer(api: &Api, status: StatusCode, record: &SagaRecord) -> Result<Response, Problem> {
     let definition = api.definition(&record.definition).await?;
     let body = Json(view::saga(record, definition.as_ref()));
-    let outcome = [("semel-outcome", view::outcome(record.status))];
+    let outcome = [(wire::OUTCOME, view::outcome(record.status))];
     Ok((status, outcome, body).into_response())
 }
 

@@ -1,0 +1,49 @@
+//! The header names of Semel's wire protocol, written once. Lower case, as they are compared.
+//!
+//! Three kinds of peers speak it: a *client* of an HTTP service (or a relay, which is the client of a webhook), the
+//! *service* that answers, and an *upstream* or participant that a gateway or a coordinator calls.
+
+/// Client to service, relay to receiver, coordinator to participant: the name of the operation, the same on every
+/// retry. A Structured Field String or a bare token.
+pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// Service to client: `true` on an answer that was stored earlier.
+pub const IDEMPOTENT_REPLAYED: &str = "idempotent-replayed";
+/// Service to client, receiver to relay, participant to coordinator: what is known of the operation: `succeeded`,
+/// `refused`, `running`, `unknown` or `mismatch` (see [`outcome`](crate::outcome)).
+pub const OUTCOME: &str = "semel-outcome";
+/// Service to client: the strength in force: `atomic`, `keyed` or `guarded`.
+pub const GUARANTEE: &str = "semel-guarantee";
+/// Service to client: until when a retry gets the same answer. RFC 3339, UTC.
+pub const RETAINED_UNTIL: &str = "semel-retained-until";
+/// Handler to the layer around it, never sent on: do not store this answer.
+pub const NO_STORE: &str = "semel-no-store";
+
+/// Gateway to upstream: the claim's fencing token, a number.
+pub const TOKEN: &str = "semel-token";
+/// Gateway to upstream: which attempt this is, from 1.
+pub const ATTEMPT: &str = "semel-attempt";
+/// Gateway to upstream: milliseconds that the caller will wait, from when it sent the request.
+pub const DEADLINE_MS: &str = "semel-deadline-ms";
+
+/// Relay to receiver: the event's topic.
+pub const TOPIC: &str = "semel-topic";
+/// Relay to receiver: `1` on an event without data.
+pub const TOMBSTONE: &str = "semel-tombstone";
+
+/// Coordinator to participant: the saga's id.
+pub const SAGA_ID: &str = "semel-saga-id";
+/// Coordinator to participant: the step's name.
+pub const STEP: &str = "semel-step";
+/// Coordinator to participant: `action` or `compensation`.
+pub const OP: &str = "semel-op";
+/// Coordinator to participant: the owner's epoch, a number.
+pub const EPOCH: &str = "semel-epoch";
+/// Coordinator to participant: when the attempt ends at the latest, in milliseconds since 1970.
+pub const DEADLINE: &str = "semel-deadline";
+/// Coordinator to participant, on a compensation: the key of its action.
+pub const ACTION_KEY: &str = "semel-action-key";
+/// Coordinator to participant, on a compensation: `succeeded` when its action is known to have happened, `unknown`
+/// otherwise.
+pub const ACTION: &str = "semel-action";
+/// Participant to coordinator: why the barrier refused, a [`BarrierCode`](crate::saga::barrier::BarrierCode).
+pub const CODE: &str = "semel-code";
