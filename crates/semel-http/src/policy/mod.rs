@@ -7,7 +7,7 @@
 //! | 408, 500, 502, 504, other 5xx, a panic, an error of the service, a broken body | unknown |
 //! | an inner Semel's `running` or `unknown` | never stored (rule K12) |
 //!
-//! A handler that knows better says so: see [`Disposition`] and [`SEMEL_OUTCOME`](crate::headers::SEMEL_OUTCOME).
+//! A handler that knows better says so: see [`Disposition`] and [`SEMEL_OUTCOME`].
 
 mod disposition;
 mod words;
