@@ -38,7 +38,7 @@ use self::record::Named;
 /// - Under [`Dedup::Offsets`], that a producer's own repeats are noticed.
 /// - That a topic deleted and made again *while it is being read* is noticed at once: its id is compared every
 ///   ten seconds and at each assignment. Until then records of the new topic may be taken for the old one's
-///   continuation. With ids given by hand ([`ConsumerConfig::topic_ids`]) it is not noticed at all.
+///   continuation; afterwards it is read from its beginning, those records too. With ids given by hand ([`ConsumerConfig::topic_ids`]) it is not noticed at all.
 ///
 /// # Errors
 /// The database or the brokers being away is waited out. [`Consumer::run`] ends with an error only for what a person
@@ -74,7 +74,8 @@ use self::record::Named;
 /// ```
 ///
 /// # Not yet
-/// Several batches at once per instance: run more instances, up to one per partition.
+/// Several batches at once per instance: run more instances, up to one per partition. Counters and readiness: what it
+/// does is seen in its log (`tracing`) and in the positions table.
 pub struct Consumer<S, H> {
     config: Arc<ConsumerConfig>,
     store: Arc<S>,

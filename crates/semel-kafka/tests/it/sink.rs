@@ -261,6 +261,39 @@ async fn a_record_that_the_client_refuses_holds_back_the_rest_of_its_page_and_la
     assert_eq!(values(&read_all(&kafka().bootstrap(), &topic)), ["1", "5", "3"]);
 }
 
+/// rust-rdkafka#468: a full queue lets later records pass.
+#[tokio::test]
+async fn a_full_queue_costs_no_order() {
+    let topic = kafka().fresh_topic(1);
+    let mut config = KafkaSinkConfig::new(kafka().bootstrap());
+    config.in_flight_bytes_max = 32 << 10;
+    let sink = KafkaSink::new(config).unwrap();
+    let rows: Vec<_> = (0..300)
+        .map(|n| row(&topic, n, "k", format!("{n:01000}")))
+        .collect();
+    let (mut left, mut full) = (&rows[..], 0);
+    while !left.is_empty() {
+        let results = publish(&sink, left).await;
+        let sent = results.iter().position(Result::is_err).unwrap_or(results.len());
+        if sent < results.len() {
+            full += 1;
+            assert_eq!(results[sent], Err(SinkErrorClass::Away));
+            assert!(
+                results[sent + 1..]
+                    .iter()
+                    .all(|r| *r == Err(SinkErrorClass::NotSent))
+            );
+        }
+        left = &left[sent..];
+    }
+    assert!(full > 0, "the queue never was full");
+    let arrived: Vec<u32> = read_all(&kafka().bootstrap(), &topic)
+        .iter()
+        .map(|record| record.text().parse().unwrap())
+        .collect();
+    assert_eq!(arrived, (0..300).collect::<Vec<_>>());
+}
+
 #[tokio::test]
 async fn a_missing_topic_is_the_destination_s_fault_and_later_rows_wait() {
     let (missing, topic) = (kafka().fresh_name("missing"), kafka().fresh_topic(1));

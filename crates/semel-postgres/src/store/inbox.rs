@@ -10,7 +10,7 @@ use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
 use crate::db::Postgres;
-use crate::error::classify;
+use crate::error::{classify, commit_failed};
 use crate::tx::{InboxTx, mark_many_ms};
 
 /// Checks deferred constraints now and puts everything back as it was: rolling back to the inner savepoint restores
@@ -259,7 +259,11 @@ impl InboxStore for Postgres {
             let text = "the handler ended the transaction itself; let Semel commit it";
             return Err(StoreError::new(ErrorKind::Invalid, "commit", text));
         }
-        self.commit(tx.tx).await
+        // The question above is the probe that a failed transaction refuses.
+        tx.tx
+            .commit()
+            .await
+            .map_err(|error| commit_failed("commit", error))
     }
 
     async fn rollback_inbox(&self, tx: InboxTx) -> Result<(), StoreError> {
