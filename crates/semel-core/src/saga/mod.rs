@@ -1,7 +1,7 @@
 //! Sagas: steps with compensations, kept right through any crash.
 //!
 //! A [`Definition`] says which steps there are; an [`Instance`] is one run of it; [`step`](step::step) is the whole
-//! protocol as a pure function. A coordinator stores what it returns and then sends the calls it names.
+//! protocol as a pure function. A coordinator stores what it returns and then sends what the new instance says is out.
 //!
 //! # Guarantees
 //! - R1: a step is durably `Started` before its request leaves. R2: the turn to compensating and the set of steps to
@@ -45,4 +45,4 @@ pub use definition::{ATTEMPT_TIMEOUT_MS_DEFAULT, Definition, Participant, Step, 
 pub use instance::{INSTANCE_FORMAT, Instance, Phase, Progress, Status, StepRecord, StepState, Turned};
 pub use log::{LogEntry, LogRow};
 pub use names::{Op, SagaId, step_key};
-pub use step::{Command, Context, Decision, Event};
+pub use step::{Context, Decision, Event};

@@ -75,22 +75,14 @@ pub struct Context {
     pub launch: bool,
 }
 
-/// What an owner must do. Only after the new state is durable (R1, R3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Command {
-    /// Call this step …
-    pub step: usize,
-    /// … with this operation.
-    pub op: Op,
-}
-
 /// The answer of [`step`].
+///
+/// It names no calls: the calls to send are what the new instance says is out ([`Instance::in_flight`]), save for those
+/// that already run. They leave only when it is durable (R1, R3).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
     /// The new state.
     pub instance: Instance,
-    /// The calls to send once it is durable.
-    pub commands: Vec<Command>,
     /// What to write into the log in the same commit.
     pub log: Vec<LogEntry>,
 }
@@ -105,7 +97,6 @@ pub fn step(definition: &CheckedDefinition, instance: Instance, event: Event, co
         definition,
         instance,
         context,
-        commands: Vec::new(),
         log: Vec::new(),
     };
     if !machine.instance.status.is_terminal() {
@@ -114,7 +105,6 @@ pub fn step(definition: &CheckedDefinition, instance: Instance, event: Event, co
     }
     Decision {
         instance: machine.instance,
-        commands: machine.commands,
         log: machine.log,
     }
 }
@@ -138,7 +128,6 @@ pub(super) struct Machine<'a> {
     pub(super) definition: &'a CheckedDefinition,
     pub(super) instance: Instance,
     pub(super) context: Context,
-    commands: Vec<Command>,
     log: Vec<LogEntry>,
 }
 
@@ -216,7 +205,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Puts a call into the state; the command leaves only when that state is durable.
+    /// Puts a call into the state; it leaves only when that state is durable.
     pub(super) fn launch(&mut self, step: usize, op: Op, undoing: bool) {
         let now = self.context.now;
         let record = &mut self.instance.steps[step];
@@ -229,7 +218,6 @@ impl Machine<'_> {
         progress.first_at.get_or_insert(now);
         progress.phase = Phase::InFlight;
         let text = format!("attempt {}", progress.attempts);
-        self.commands.push(Command { step, op });
         self.note(Some(step), Some(op), "started", &text);
     }
 

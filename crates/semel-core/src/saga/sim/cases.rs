@@ -53,14 +53,18 @@ impl Saga {
             dice: 0.0,
             launch: true,
         };
+        let mut running = self.instance.in_flight();
+        match &event {
+            Event::Resume { live, .. } => running.clone_from(live),
+            Event::Answered { step, op, .. } => running.retain(|call| *call != (*step, *op)),
+            _ => {}
+        }
         let decision = step(&self.definition, self.instance.clone(), event, context);
         self.instance = decision.instance;
+        let out = self.instance.in_flight();
+        let new = out.into_iter().filter(|call| !running.contains(call));
         let name = |step: usize| self.definition.steps()[step].name.clone();
-        self.sent = decision
-            .commands
-            .iter()
-            .map(|command| (name(command.step), command.op))
-            .collect();
+        self.sent = new.map(|(step, op)| (name(step), op)).collect();
     }
 
     fn answers(&mut self, name: &str, op: Op, answer: Answer) -> &mut Self {
@@ -496,7 +500,7 @@ fn an_owner_that_is_stopping_records_answers_and_starts_nothing() {
         launch: false,
     };
     let stopped = step(&saga.definition, saga.instance.clone(), event, context);
-    assert!(stopped.commands.is_empty());
+    assert!(stopped.instance.in_flight().is_empty());
     assert_eq!(
         stopped.instance.due_at(&saga.definition, saga.now),
         Some(saga.now),
