@@ -104,15 +104,16 @@ impl Engine {
             interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         }
         let stop = self.stop.clone();
+        // When every handle is gone, sagas go on.
+        let mut handles = true;
         while !stop.is_cancelled() {
             let timer = self.until_timer();
             tokio::select! {
                 () = stop.cancelled() => {}
-                message = messages.recv() => match message {
+                message = messages.recv(), if handles => match message {
                     Some(Message::Submit(submission, reply)) => self.submit(*submission, reply),
                     Some(Message::Requested(id)) => self.requested(&id),
-                    // Every handle is gone; sagas go on.
-                    None => self.until_stopped(&stop, &mut poll, &mut renew).await,
+                    None => handles = false,
                 },
                 _ = poll.tick() => self.claim(),
                 _ = renew.tick() => self.renew(),
@@ -126,25 +127,6 @@ impl Engine {
             submits::turn_away(message);
         }
         self.wind_down(&mut renew).await;
-    }
-
-    async fn until_stopped(
-        &mut self,
-        stop: &CancellationToken,
-        poll: &mut tokio::time::Interval,
-        renew: &mut tokio::time::Interval,
-    ) {
-        while !stop.is_cancelled() {
-            let timer = self.until_timer();
-            tokio::select! {
-                () = stop.cancelled() => {}
-                _ = poll.tick() => self.claim(),
-                _ = renew.tick() => self.renew(),
-                Some(end) = self.calls.join_next() => self.call_ended(end),
-                Some(end) = self.jobs.join_next() => self.job_ended(end),
-                () = tokio::time::sleep(timer) => self.fire_timers(),
-            }
-        }
     }
 
     /// Records the answers of calls that are out, starts nothing, gives the sagas back.
@@ -238,7 +220,7 @@ impl Engine {
 
     fn job_ended(&mut self, end: Result<JobEnd, tokio::task::JoinError>) {
         match end {
-            Ok(end) => self.finished(end),
+            Ok(end) => self.store_answered(end),
             Err(failed) => error!(error = %failed, "a store call's task ended without its answer"),
         }
         self.flush();

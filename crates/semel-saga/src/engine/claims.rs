@@ -96,7 +96,7 @@ impl Engine {
             };
             match definition {
                 Ok(definition) => self.take(record, definition, nonce, lease_until),
-                Err(why) => self.give_up(
+                Err(why) => self.stick_unreadable(
                     record,
                     nonce,
                     lease_until,
@@ -120,7 +120,7 @@ impl Engine {
         let instance = match Instance::from_json(&record.state, &definition) {
             Ok(instance) => instance,
             Err(why) => {
-                return self.give_up(
+                return self.stick_unreadable(
                     record,
                     nonce,
                     lease_until,
@@ -219,8 +219,8 @@ impl Engine {
         self.sagas.insert(id, saga);
     }
 
-    /// One unreadable saga is stuck; the others go on.
-    fn give_up(&mut self, record: SagaRecord, nonce: Nonce, lease_until: Duration, why: String) {
+    /// One unreadable saga is written as stuck and let go of; the others go on.
+    fn stick_unreadable(&mut self, record: SagaRecord, nonce: Nonce, lease_until: Duration, why: String) {
         warn!(saga = %record.id, why, "a saga cannot be read and is stuck");
         let id = record.id.clone();
         let Some(definition) = placeholder() else { return };
@@ -394,7 +394,7 @@ impl Engine {
             Err(why) => {
                 let lease_until = *saga.lease.borrow();
                 let nonce = saga.ownership.nonce;
-                self.give_up(
+                self.stick_unreadable(
                     *record,
                     nonce,
                     lease_until,
@@ -420,7 +420,7 @@ fn queue_requests(saga: &mut Owned, requests: Vec<PendingRequest>) {
     }
 }
 
-/// Stands in for a definition that cannot be read; never stored.
+/// What an unreadable saga is held by while that it is stuck is being written: nothing is decided by it or stored of it.
 fn placeholder() -> Option<CheckedDefinition> {
     use semel_core::saga::{Definition, Step};
     Definition::new("unreadable")

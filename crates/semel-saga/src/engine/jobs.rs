@@ -42,7 +42,8 @@ pub(super) enum JobEnd {
 }
 
 impl Engine {
-    pub(super) fn finished(&mut self, end: JobEnd) {
+    /// A store call returned.
+    pub(super) fn store_answered(&mut self, end: JobEnd) {
         match end {
             JobEnd::Claimed { asked, result, nonce } => self.claimed(asked, result, nonce),
             JobEnd::Saved { saves, result } => self.saved(saves, result),
