@@ -3,6 +3,10 @@
 //! A [`Definition`] says which steps there are; an [`Instance`] is one run of it; [`step`](step::step) is the whole
 //! protocol as a pure function. A coordinator stores what it returns and then sends what the new instance says is out.
 //!
+//! # Words
+//! A saga *turns* once: from then on it goes back, and its undo set is fixed. *Undo* is all that is then done about a step
+//! of that set; a *compensation* is the call that undoes at a participant, the last part of it where there is one to make.
+//!
 //! # Guarantees
 //! - R1: a step is durably `Started` before its request leaves. R2: the turn to compensating and the set of steps to
 //!   undo are one write. R3: no step goes on before its commit. R4: who submits hears "accepted" only when the saga is
@@ -28,6 +32,7 @@
 pub mod barrier;
 mod call;
 mod check;
+pub mod code;
 mod definition;
 mod instance;
 mod log;

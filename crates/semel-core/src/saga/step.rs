@@ -2,6 +2,7 @@
 
 use super::call::Answer;
 use super::check::{CheckedDefinition, members};
+use super::code;
 use super::definition::{Participant, Step};
 use super::instance::{Instance, Phase, Progress, Status, StepState};
 use super::log::LogEntry;
@@ -333,7 +334,10 @@ impl Machine<'_> {
             Answer::Unservable(why) => self.needs_person(step, why),
             Answer::StaleEpoch => {
                 self.instance.steps[step].maybe = true;
-                self.needs_person(step, "its participant has seen a later epoch (SEM0505)".into());
+                self.needs_person(
+                    step,
+                    format!("its participant has seen a later epoch ({})", code::STALE_EPOCH),
+                );
             }
             Answer::BarrierLost => {
                 self.instance.steps[step].maybe = true;

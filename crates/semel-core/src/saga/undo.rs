@@ -4,6 +4,7 @@
 
 use super::call::Answer;
 use super::check::{CheckedDefinition, StepSet, members};
+use super::code;
 use super::definition::Participant;
 use super::instance::{Instance, Phase, Progress, StepState};
 use super::names::Op;
@@ -172,12 +173,15 @@ impl Machine<'_> {
             Answer::StaleEpoch => (
                 undo,
                 Next::Over,
-                "its participant has seen a later epoch (SEM0505)".to_owned(),
+                format!("its participant has seen a later epoch ({})", code::STALE_EPOCH),
             ),
             Answer::BarrierLost => (
                 undo,
                 Next::Over,
-                "its participant has lost the barrier row of an action that happened (SEM0506)".to_owned(),
+                format!(
+                    "its participant has lost the barrier row of an action that happened ({})",
+                    code::BARRIER_LOST
+                ),
             ),
             Answer::Succeeded(_) | Answer::TooLarge => (undo, Next::Over, String::new()),
         };

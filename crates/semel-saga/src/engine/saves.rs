@@ -1,7 +1,7 @@
 //! From events to durable decisions: many sagas share one commit.
 
 use semel_core::limits::{SAGA_PAYLOAD_BYTES_MAX, SAGA_TEXT_BYTES_MAX};
-use semel_core::saga::{Answer, Event, Op, SagaId, Status, step::step};
+use semel_core::saga::{Answer, Event, Op, SagaId, Status, code, step::step};
 use semel_core::store::{Ownership, Save, SaveReply, SaveState};
 use semel_core::{Retry, StoreError, crash_point, error::chain};
 use tracing::{error, info, warn};
@@ -148,7 +148,7 @@ impl Engine {
                 continue;
             }
             match reply {
-                SaveReply::Saved => self.durable(&owned.id),
+                SaveReply::Saved => self.act_on_saved(&owned.id),
                 SaveReply::WrongVersion => {
                     if let Some(saga) = self.sagas.get_mut(&owned.id) {
                         saga.take_back();
@@ -197,7 +197,7 @@ impl Engine {
     }
 
     /// A decision is durable: now it may be acted on.
-    fn durable(&mut self, id: &SagaId) {
+    fn act_on_saved(&mut self, id: &SagaId) {
         let Some(saga) = self.sagas.get_mut(id) else {
             return;
         };
@@ -215,7 +215,7 @@ impl Engine {
         }
         if status == Status::Stuck {
             let why = saga.instance.reasons().join("; ");
-            warn!(saga = %id, why, "SEM0504: a saga needs a person");
+            warn!(saga = %id, why, "{}: a saga needs a person", code::NEEDS_PERSON);
         }
         if next.release {
             // What came in while the write was out counts for the next owner, by the requests in the store.
