@@ -45,7 +45,12 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "SEMEL_LOG_FORMAT")]
     pub(crate) log_format: LogFormat,
     /// What is logged: a level, or targets with levels such as `info,semel_outbox=debug`
-    #[arg(long, default_value = "info", env = "SEMEL_LOG", value_name = "FILTER")]
+    #[arg(
+        long,
+        default_value = "info,sqlx=warn",
+        env = "SEMEL_LOG",
+        value_name = "FILTER"
+    )]
     pub(crate) log: String,
 }
 

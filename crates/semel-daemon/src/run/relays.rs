@@ -129,7 +129,11 @@ pub(crate) fn start_counting(name: &str, store: &Handle, context: &Arc<Context>)
     let counting = async move {
         let outbox = store.ready().await.outbox();
         let mut orphans = Vec::new();
+        // The relays register their streams first.
+        let mut pause = Duration::from_secs(3);
         loop {
+            tokio::time::sleep(pause).await;
+            pause = COUNT;
             match outbox.backlog().await {
                 Ok(backlog) => {
                     metrics.outbox(&name, &backlog);
@@ -147,7 +151,6 @@ pub(crate) fn start_counting(name: &str, store: &Handle, context: &Arc<Context>)
                     tracing::debug!(store = name, error = chain(&error), "the outbox was not counted")
                 }
             }
-            tokio::time::sleep(COUNT).await;
         }
     };
     context.tasks.spawn(async move {

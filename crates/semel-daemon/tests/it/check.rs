@@ -75,7 +75,7 @@ async fn a_port_in_use_is_told_apart_from_a_semel_that_runs() {
     let (stdout, _, code) = texts(&run(folder.path(), &["check"]));
     assert_eq!(code, 0);
     assert!(line(&stdout, "server", "port").starts_with("warn\t"), "{stdout}");
-    assert_eq!(daemon.stop().0, 0);
+    assert_eq!(daemon.stop().await.0, 0);
 }
 
 #[test]

@@ -54,6 +54,13 @@ impl Folder {
         Self { folder, port }
     }
 
+    /// Adds to the configuration.
+    pub(crate) fn append(&self, config: &str) {
+        let path = self.file("semel.toml");
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(path, text + config).unwrap();
+    }
+
     pub(crate) fn path(&self) -> &Path {
         self.folder.path()
     }
@@ -163,18 +170,26 @@ impl Daemon {
         line.trim().parse().ok()
     }
 
-    /// SIGTERM, and the exit code.
-    pub(crate) fn stop(mut self) -> (i32, String) {
+    /// SIGTERM, and the exit code with the log.
+    pub(crate) async fn stop(mut self) -> (i32, String) {
         self.process.terminate();
-        self.ended()
+        self.ended().await
     }
 
-    /// Waits for the end; the exit code and the log.
-    pub(crate) fn ended(&mut self) -> (i32, String) {
-        let status = self.process.wait_within(LIMIT);
-        let log = self.log();
-        let status = status.unwrap_or_else(|| panic!("semel did not end; its log:\n{log}"));
-        (status.code().unwrap_or(-1), log)
+    /// Waits for the end; the exit code and the log. Servers of this test go on meanwhile.
+    pub(crate) async fn ended(&mut self) -> (i32, String) {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            if let Some(status) = self.process.ended() {
+                return (status.code().unwrap_or(-1), self.log());
+            }
+            assert!(
+                Instant::now() < deadline,
+                "semel did not end; its log:\n{}",
+                self.log()
+            );
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// What it has logged so far.

@@ -75,6 +75,6 @@ async fn a_full_disk_is_named_and_survived() {
         daemon.post("/sagas", order("during")).await.status() == 201
     })
     .await;
-    let (code, log) = daemon.stop();
+    let (code, log) = daemon.stop().await;
     assert_eq!(code, 0, "{log}");
 }

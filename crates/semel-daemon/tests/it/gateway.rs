@@ -106,7 +106,7 @@ async fn answers_survive_kill_9_and_a_request_cut_off_by_it_is_unknown_and_not_s
     })
     .await;
     assert_eq!(upstream.done(), 2);
-    let (code, log) = daemon.stop();
+    let (code, log) = daemon.stop().await;
     assert_eq!(code, 0, "{log}");
 }
 
@@ -125,7 +125,7 @@ async fn a_stop_waits_for_what_was_begun() {
     let gone = tokio::spawn(async move { send(port, "/slow", "a").await });
     until("the request is with the upstream", async || upstream.done() == 1).await;
     gone.abort();
-    let (code, log) = daemon.stop();
+    let (code, log) = daemon.stop().await;
     assert_eq!(code, 0, "{log}");
     assert!(
         log.contains("no answer in time"),

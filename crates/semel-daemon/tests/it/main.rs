@@ -6,6 +6,7 @@
 )]
 
 mod check;
+mod crash;
 mod daemon;
 mod demo;
 mod full_disk;

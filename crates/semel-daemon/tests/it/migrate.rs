@@ -69,7 +69,7 @@ async fn a_newer_schema_is_refused_by_every_command_and_left_alone() {
             .is_some_and(|reason| reason.contains(&text))
     })
     .await;
-    assert_eq!(daemon.stop().0, 0);
+    assert_eq!(daemon.stop().await.0, 0);
 }
 
 #[tokio::test]

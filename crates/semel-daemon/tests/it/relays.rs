@@ -115,7 +115,7 @@ async fn events_of_committed_transactions_arrive_once_in_order_per_key() {
     let mut sent = [before, after].concat();
     sent.sort();
     assert_eq!(ids, sent);
-    let (code, log) = daemon.stop();
+    let (code, log) = daemon.stop().await;
     assert_eq!(code, 0, "{log}");
 }
 
@@ -158,7 +158,7 @@ async fn a_receiver_that_is_away_costs_nothing_but_time() {
             .await,
         Some(0.0)
     );
-    assert_eq!(daemon.stop().0, 0);
+    assert_eq!(daemon.stop().await.0, 0);
 }
 
 #[tokio::test]
@@ -198,7 +198,7 @@ async fn poison_is_set_aside_with_its_key_and_the_others_go_on() {
             .all(|request| ![4, 6, 8].contains(&request.json()["n"].as_u64().unwrap()))
     );
     daemon.until_ready().await;
-    assert_eq!(daemon.stop().0, 0);
+    assert_eq!(daemon.stop().await.0, 0);
 }
 
 #[tokio::test]
@@ -234,5 +234,5 @@ async fn kill_9_again_and_again_loses_nothing_and_keeps_the_order() {
         let expected: Vec<u64> = (n as u64..sent as u64).step_by(keys.len()).collect();
         assert_eq!(applied(&receiver.seen())[key], expected, "{key}");
     }
-    assert_eq!(daemon.stop().0, 0);
+    assert_eq!(daemon.stop().await.0, 0);
 }

@@ -59,7 +59,7 @@ async fn a_submission_is_accepted_once_and_then_shown() {
     assert_eq!(shown["steps"][0]["name"], "charge");
     assert_eq!(daemon.get("/sagas/o-2").await.status(), 404);
 
-    let (code, log) = daemon.stop();
+    let (code, log) = daemon.stop().await;
     assert_eq!(code, 0, "{log}");
 }
 

@@ -86,7 +86,7 @@ async fn every_step_succeeds_and_the_outputs_are_shown() {
         daemon.metric("semel_sagas{state=\"completed\"}").await == Some(1.0)
     })
     .await;
-    let (code, log) = daemon.stop();
+    let (code, log) = daemon.stop().await;
     assert_eq!(code, 0, "{log}");
 }
 
@@ -109,7 +109,7 @@ async fn a_refused_step_undoes_what_was_done_in_reverse() {
     );
     assert_eq!(states(&saga)["ship"], "refused");
     assert_eq!(states(&saga)["charge"], "compensated");
-    assert_eq!(daemon.stop().0, 0);
+    assert_eq!(daemon.stop().await.0, 0);
 }
 
 #[tokio::test]
@@ -148,7 +148,7 @@ async fn what_cannot_be_undone_is_stuck_until_a_person_retries() {
         410,
         "it has ended"
     );
-    assert_eq!(daemon.stop().0, 0);
+    assert_eq!(daemon.stop().await.0, 0);
 }
 
 #[tokio::test]
@@ -177,7 +177,7 @@ async fn a_cancelled_saga_is_undone() {
         "{saga}"
     );
     assert!(!paths(&shop).contains(&"/ship".to_owned()));
-    assert_eq!(daemon.stop().0, 0);
+    assert_eq!(daemon.stop().await.0, 0);
 }
 
 /// A participant that does each key once, whatever happens, as one with a barrier would.
@@ -254,5 +254,5 @@ async fn kill_9_again_and_again_ends_every_saga_once() {
     assert_eq!(books.count("/ship"), SAGAS - compensated);
     assert_eq!(books.count("/refund"), compensated);
     assert_eq!(books.count("/release"), compensated);
-    assert_eq!(daemon.stop().0, 0);
+    assert_eq!(daemon.stop().await.0, 0);
 }

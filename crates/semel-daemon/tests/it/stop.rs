@@ -17,7 +17,7 @@ async fn a_daemon_without_roles_is_alive_ready_and_stops_with_0() {
     let missing = daemon.get("/nowhere").await;
     assert_eq!(missing.status(), 404);
     assert_eq!(missing.headers()["content-type"], "application/problem+json");
-    let (code, log) = daemon.stop();
+    let (code, log) = daemon.stop().await;
     assert_eq!(code, 0, "{log}");
     assert!(log.contains("stopped"), "{log}");
 }
@@ -26,7 +26,7 @@ async fn a_daemon_without_roles_is_alive_ready_and_stops_with_0() {
 async fn a_port_in_use_is_named_with_what_to_do() {
     let folder = Folder::new("[store]\nurl = \"sqlite:semel.db\"");
     let _other = TcpListener::bind(("127.0.0.1", folder.port)).unwrap();
-    let (code, log) = folder.spawn(&[]).ended();
+    let (code, log) = folder.spawn(&[]).ended().await;
     assert_eq!(code, 1);
     let expected = format!(
         "SEM0302: cannot listen on 127.0.0.1:{} ([server] listen)",
@@ -42,7 +42,7 @@ async fn logs_are_json_lines_when_asked_for() {
     let folder = Folder::new("");
     let daemon = folder.spawn(&[("SEMEL_LOG_FORMAT", "json")]);
     daemon.until_alive().await;
-    let (_, log) = daemon.stop();
+    let (_, log) = daemon.stop().await;
     for line in log.lines() {
         let value: serde_json::Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
         assert!(
@@ -66,5 +66,5 @@ async fn an_idle_daemon_is_small() {
         bytes < 30e6
     })
     .await;
-    assert_eq!(daemon.stop().0, 0);
+    assert_eq!(daemon.stop().await.0, 0);
 }

@@ -39,7 +39,7 @@ async fn a_store_that_is_away_is_named_and_used_when_it_returns() {
     .await;
     server.restart();
     daemon.until_ready().await;
-    let (code, log) = daemon.stop();
+    let (code, log) = daemon.stop().await;
     assert_eq!(code, 0, "{log}");
 }
 
@@ -54,7 +54,7 @@ async fn a_database_without_tables_is_waited_for_until_somebody_migrates_it() {
     .await;
     assert_eq!(run(folder.path(), &["migrate"]).status.code(), Some(0));
     daemon.until_ready().await;
-    assert_eq!(daemon.stop().0, 0);
+    assert_eq!(daemon.stop().await.0, 0);
 }
 
 #[tokio::test]
@@ -74,5 +74,5 @@ async fn reasons_are_shown_to_holders_of_the_token_only() {
     assert!(part("x").await["reason"].is_null());
     let shown = part("0123456789abcdef").await["reason"].to_string();
     assert!(shown.contains("does its folder exist"), "{shown}");
-    assert_eq!(daemon.stop().0, 0);
+    assert_eq!(daemon.stop().await.0, 0);
 }
