@@ -58,7 +58,7 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts the process and keeps it running until `stop`; then it is left to the watchdog's kill, and reaped.
+    /// Starts the process and keeps it running until `stop`; then it is killed and reaped.
     pub(crate) fn start(
         recipe: Recipe,
         counts: Arc<Counts>,
@@ -102,7 +102,7 @@ impl Keeper {
 
     /// Waits until the process is dead and reaped. Only after `stop`.
     pub(crate) async fn ended(self) {
-        // The task does not panic; were it to, the process is dead by the watchdog all the same.
+        // The task does not panic; were it to, the watchdog kills the process all the same.
         let _ = self.task.await;
     }
 }
@@ -154,7 +154,8 @@ impl Life {
         loop {
             let down = match self.run(&mut running, &mut blows).await {
                 Ended::Stop => {
-                    let _ = running.child.wait().await;
+                    // The watchdog kills it as well; this is for a watchdog that somebody has killed.
+                    let _ = running.child.kill().await;
                     return;
                 }
                 Ended::Killed(down) => down,
