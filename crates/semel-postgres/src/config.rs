@@ -9,11 +9,12 @@ pub struct Config {
     pub url: String,
     /// Connections at most, for transactions and your own statements. Default 8.
     pub connections_max: u32,
-    /// Connections at most beside those, for keys, leases and cursors: made when first needed. Default 4.
+    /// Connections at most beside those, for keys, leases, cursors and sagas: made when first needed. Default 4.
     pub key_connections_max: u32,
     /// How long to wait for a free connection. Default 10 s.
     pub acquire_timeout: Duration,
-    /// How long a claim, complete, extend or release waits for a row that another transaction holds. Default 5 s.
+    /// How long a claim, complete, extend or release of keys, and a write of sagas, waits for a row that another
+    /// transaction holds. Default 5 s.
     pub lock_wait: Duration,
 }
 

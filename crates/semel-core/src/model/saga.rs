@@ -155,7 +155,7 @@ impl Inner {
         }
         row.record.status = save.state.status();
         row.record.version += 1;
-        row.record.due_at = save.due_at;
+        row.record.due_at = save.due_at.filter(|_| !row.record.status.is_terminal());
         row.record
             .requests
             .retain(|pending| pending.n > save.requests_done);

@@ -146,7 +146,7 @@ pub struct Save {
     pub version: i64,
     /// The new state.
     pub state: SaveState,
-    /// When somebody must look at it again.
+    /// When somebody must look at it again. An ended saga is never due, whatever this says.
     pub due_at: Option<Timestamp>,
     /// Gives the right back in the same write.
     pub release: bool,

@@ -23,6 +23,7 @@ CREATE TABLE semel.barrier (
 --   barrier_lost     the action happened and its row is gone: answer 500
 --   running          another transaction ran this step for longer than `wait`: answer 425
 --   unfinished       an earlier call committed without semel.barrier_store: a mistake of the participant
+-- The coordinator believes what it is told, so the commit must be durable: never with synchronous_commit = off.
 -- Under REPEATABLE READ and above a concurrent call ends in 40001: repeat the whole transaction.
 CREATE FUNCTION semel.barrier(
   saga text, step text, op text, epoch bigint, action_succeeded boolean DEFAULT false,

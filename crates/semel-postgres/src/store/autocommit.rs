@@ -56,3 +56,8 @@ impl Postgres {
 pub(crate) fn code(error: &sqlx::Error) -> Option<String> {
     Some(error.as_database_error()?.code()?.into_owned())
 }
+
+/// A value of `lock_timeout`; there zero would mean for ever.
+pub(crate) fn lock_timeout(wait: Duration) -> String {
+    format!("{}ms", wait.as_millis().max(1))
+}

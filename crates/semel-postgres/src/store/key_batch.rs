@@ -13,7 +13,7 @@ use semel_core::limits::{self, LimitExceeded};
 use semel_core::store::Replies;
 use semel_core::{ErrorKind, Key, Retry, StoreError, Timestamp};
 
-use super::autocommit::{Statement, code};
+use super::autocommit::{Statement, code, lock_timeout};
 use super::key_rows::{Answer, Won};
 use crate::db::Postgres;
 
@@ -160,7 +160,7 @@ impl Postgres {
         wait: Duration,
     ) -> Result<Vec<Answer>, StoreError> {
         let operation = transition.operation;
-        let statement = || (transition.statement)(sent, format!("{}ms", wait.as_millis()));
+        let statement = || (transition.statement)(sent, lock_timeout(wait));
         let rows = self.autocommit(operation, statement).await?;
         let answers: Result<_, _> = rows.iter().map(Answer::read).collect();
         answers.map_err(|error| {

@@ -1,6 +1,6 @@
 //! The store traits of `semel-core` on PostgreSQL, one file per pattern.
 
-mod autocommit;
+pub(crate) mod autocommit;
 mod inbox;
 pub(crate) mod key_batch;
 pub(crate) mod key_rows;

@@ -33,7 +33,7 @@ use semel_core::{ErrorKind, Fingerprint, StoreError, Timestamp};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::autocommit::Statement;
+use super::autocommit::{Statement, lock_timeout};
 use super::saga_rows::{self as rows, LogColumns, SaveRow, column, failed, plain};
 use crate::db::Postgres;
 
@@ -296,7 +296,7 @@ type Held = HashMap<String, (i64, Vec<u8>, i64)>;
 
 impl Postgres {
     fn wait(&self) -> String {
-        format!("{}ms", self.lock_wait.as_millis())
+        lock_timeout(self.lock_wait)
     }
 
     fn submit(&self, all: &[Submission], states: &[(Status, String)], round: &[usize]) -> Statement {

@@ -7,6 +7,7 @@ use semel_core::{ErrorKind, StoreError, StoredOutcome, Timestamp, crash_point, l
 use sqlx::{Postgres as Driver, Row as _, Transaction};
 
 use crate::error::classify;
+use crate::store::autocommit::lock_timeout;
 
 const OPERATION: &str = "barrier";
 /// How long [`barrier`] waits for an open call of the same step.
@@ -102,7 +103,7 @@ pub async fn barrier_within(
         call.not_after
             .map(|at| at.clamp(Timestamp(0), NOT_AFTER_MAX).0 as f64),
     )
-    .bind(format!("{}ms", wait.as_millis().max(1)))
+    .bind(lock_timeout(wait))
     .fetch_one(&mut **tx)
     .await
     .map_err(failed)?;

@@ -334,7 +334,7 @@ async fn write(tx: &mut Tx, save: &Save, now: Timestamp) -> Result<SaveReply, St
     .bind(status.as_str())
     .bind(state)
     .bind(why)
-    .bind(save.due_at.map(|at| at.0))
+    .bind(save.due_at.filter(|_| !status.is_terminal()).map(|at| at.0))
     .bind(now.0)
     .bind(status.is_terminal().then_some(now.0))
     .bind(save.release)

@@ -21,6 +21,11 @@ async fn world() -> (World, TempDir) {
 
 semel_testkit::saga_laws!(world());
 
+#[test]
+fn generated_histories_get_the_answers_of_the_model() {
+    semel_testkit::laws::saga::history::compare_with_model(world, 100, 0);
+}
+
 mod barrier {
     use super::*;
 

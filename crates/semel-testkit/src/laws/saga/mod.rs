@@ -3,6 +3,7 @@
 
 mod barrier;
 mod batches;
+pub mod history;
 mod keeping;
 mod owners;
 mod requests;

@@ -98,7 +98,13 @@ pub async fn a_stale_owner_changes_nothing(w: &World) {
 pub async fn every_end_is_an_end(w: &World) {
     for status in Status::ALL.into_iter().filter(|status| status.is_terminal()) {
         let held = w.held(status.as_str()).await;
-        assert_eq!(w.save(&moved(&held, 1, status)).await, SaveReply::Saved);
+        let end = Save {
+            // A due time that came with it does not count.
+            due_at: Some(held.record.accepted_at),
+            ..moved(&held, 1, status)
+        };
+        assert_eq!(w.save(&end).await, SaveReply::Saved);
+        assert_eq!(w.load(&held.owned.id).await.due_at, None);
         assert_eq!(w.save(&moved(&held, 2, Status::Running)).await, SaveReply::Lost);
         let renewed = w
             .store

@@ -237,10 +237,8 @@ pub fn last_save(held: &Held, version: i64) -> Save {
     save_of(held, version, decision)
 }
 
-/// A write that moves a saga to this status, with one entry of that name in the log. An end releases it; anything else
-/// is due at once.
-#[must_use]
-pub fn moved(held: &Held, version: i64, status: Status) -> Save {
+/// A state of this status, and a log entry of that name.
+pub(super) fn moved_instance(status: Status) -> (Instance, LogEntry) {
     let mut instance = Instance::new(&order());
     instance.status = status;
     let entry = LogEntry {
@@ -249,6 +247,14 @@ pub fn moved(held: &Held, version: i64, status: Status) -> Save {
         event: status.as_str().to_owned(),
         text: "a 'text' \u{e9}".to_owned(),
     };
+    (instance, entry)
+}
+
+/// A write that moves a saga to this status, with one entry of that name in the log. An end releases it; anything else
+/// is due at once.
+#[must_use]
+pub fn moved(held: &Held, version: i64, status: Status) -> Save {
+    let (instance, entry) = moved_instance(status);
     Save {
         owned: held.owned.clone(),
         version,

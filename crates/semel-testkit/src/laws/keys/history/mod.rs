@@ -56,7 +56,8 @@ pub fn compare_with_model<F: Future<Output = World>>(make: impl FnOnce() -> F, c
     }
 }
 
-fn seed() -> [u8; 32] {
+/// From `SEMEL_SEED`, or random.
+pub(crate) fn seed() -> [u8; 32] {
     let mut seed = [0; 32];
     match std::env::var("SEMEL_SEED") {
         Ok(text) => {
