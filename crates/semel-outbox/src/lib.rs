@@ -36,6 +36,7 @@
 //! # Ok(()) }
 //! ```
 
+mod cleaner;
 mod clock;
 mod config;
 mod leases;

@@ -11,8 +11,9 @@ use semel_core::{Nonce, OutboxStore, Retry, Sink, StoreError};
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
+use crate::cleaner;
 use crate::clock::LocalClock;
-use crate::config::{Clean, RelayConfig};
+use crate::config::RelayConfig;
 use crate::leases::{Leases, local_end};
 use crate::shard::Shell;
 use crate::status::{RelayHandle, Status};
@@ -89,8 +90,8 @@ impl Relay {
             });
         }
         if let Some(clean) = config.clean {
-            let shell = Arc::clone(&self.shell);
-            helpers.spawn(async move { shell.clean(clean).await });
+            let (store, status) = (Arc::clone(&self.shell.store), Arc::clone(&self.shell.status));
+            helpers.spawn(cleaner::clean(store, status, clean));
         }
         let stop = CancellationToken::new();
         let mut shards = JoinSet::new();
@@ -188,13 +189,13 @@ impl Relay {
         self.shell.status.totals(|totals| totals.acquired += 1);
         let held = self.leases.keep(owned.lease.clone(), until);
         let (shell, stop) = (Arc::clone(&self.shell), stop.clone());
-        let kept = Kept {
+        let guard = LeaseGuard {
             leases: Arc::clone(&self.leases),
             status: Arc::clone(&shell.status),
             lease: owned.lease.clone(),
         };
         shards.spawn(async move {
-            let _kept = kept;
+            let _guard = guard;
             let end = shell.run(&owned, held, stop).await;
             (owned.lease, end)
         });
@@ -253,40 +254,15 @@ impl Relay {
 }
 
 /// While it lives the lease is renewed; it ends with the shard's task, however that ends.
-struct Kept {
+struct LeaseGuard {
     leases: Arc<Leases>,
     status: Arc<Status>,
     lease: ShardLease,
 }
 
-impl Drop for Kept {
+impl Drop for LeaseGuard {
     fn drop(&mut self) {
         self.leases.forget(&self.lease);
         self.status.ended(&self.lease.shard);
-    }
-}
-
-impl Shell {
-    /// Deletes published events for ever, a bounded number at a time.
-    async fn clean(&self, clean: Clean) {
-        let keep_ms = i64::try_from(clean.keep.as_millis()).unwrap_or(i64::MAX);
-        loop {
-            tokio::time::sleep(clean.every.mul_f64(0.5 + dice() / 2.0)).await;
-            loop {
-                match self.store.clean(keep_ms, clean.rows_max).await {
-                    Ok(rows) => {
-                        self.status.totals(|totals| totals.cleaned += rows);
-                        if rows < u64::from(clean.rows_max) {
-                            break;
-                        }
-                        tokio::task::yield_now().await;
-                    }
-                    Err(error) => {
-                        tracing::warn!(error = chain(&error), "published events were not deleted");
-                        break;
-                    }
-                }
-            }
-        }
     }
 }

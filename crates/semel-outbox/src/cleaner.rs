@@ -1,0 +1,33 @@
+//! Deleting what is published and no longer kept.
+
+use std::sync::Arc;
+
+use semel_core::OutboxStore;
+use semel_core::error::chain;
+use semel_core::host::dice;
+
+use crate::config::Clean;
+use crate::status::Status;
+
+/// Deletes published events for ever, a bounded number at a time.
+pub(crate) async fn clean(store: Arc<dyn OutboxStore>, status: Arc<Status>, clean: Clean) {
+    let keep_ms = i64::try_from(clean.keep.as_millis()).unwrap_or(i64::MAX);
+    loop {
+        tokio::time::sleep(clean.every.mul_f64(0.5 + dice() / 2.0)).await;
+        loop {
+            match store.clean(keep_ms, clean.rows_max).await {
+                Ok(rows) => {
+                    status.totals(|totals| totals.cleaned += rows);
+                    if rows < u64::from(clean.rows_max) {
+                        break;
+                    }
+                    tokio::task::yield_now().await;
+                }
+                Err(error) => {
+                    tracing::warn!(error = chain(&error), "published events were not deleted");
+                    break;
+                }
+            }
+        }
+    }
+}
