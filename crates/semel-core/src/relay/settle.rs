@@ -45,11 +45,11 @@ impl Machine {
             }
             Err(error) => error,
         };
-        if error.class != SinkErrorClass::NotSent {
+        if error.class != SinkErrorClass::HeldBack {
             self.counters.retries += 1;
         }
         match error.class {
-            SinkErrorClass::NotSent => {
+            SinkErrorClass::HeldBack => {
                 self.requeue(row);
                 None
             }

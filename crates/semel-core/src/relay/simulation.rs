@@ -278,7 +278,7 @@ impl World {
             .map(|(at, row)| {
                 let fail = |class| Err(SinkError::new(class, "no"));
                 if failed {
-                    return fail(SinkErrorClass::NotSent);
+                    return fail(SinkErrorClass::HeldBack);
                 }
                 let class = match fate % 8 {
                     _ if self.poison.contains(&row.event.id) => Some((SinkErrorClass::Message, false)),

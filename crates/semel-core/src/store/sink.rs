@@ -33,7 +33,7 @@ pub enum SinkOrder {
     },
     /// Rows of one call arrive in the order handed over. A shard makes one call at a time, with a whole page of rows,
     /// several of a key among them; each shard makes its own calls, and no key is in two shards. When a row fails, no
-    /// later row of its key in that call may arrive after the failure: the sink answers [`SinkErrorClass::NotSent`]
+    /// later row of its key in that call may arrive after the failure: the sink answers [`SinkErrorClass::HeldBack`]
     /// for those that it holds back. The call's future resolves only when nothing of the call can arrive any more,
     /// save for rows that failed as [`SinkErrorClass::Away`].
     Pipelined {
@@ -48,12 +48,12 @@ pub enum SinkErrorClass {
     /// The broker cannot be reached, is overloaded or did not answer: the row may have arrived. The shard pauses, no
     /// attempt is spent; the row goes out again with the same id.
     Away,
-    /// The destination is missing or forbidden: the stream pauses with this as its reason, no attempt is spent.
+    /// The destination is missing or forbidden: the shard pauses with this as its reason, no attempt is spent.
     Destination,
     /// This row is refused: an attempt is spent, then the stream's poison policy decides.
     Message,
-    /// It never left this process because an earlier row failed. No attempt is spent.
-    NotSent,
+    /// The sink held it back, because an earlier row failed: it never left this process. No attempt is spent.
+    HeldBack,
 }
 
 /// A row was not acknowledged.

@@ -28,7 +28,7 @@ pub(super) const fn class(code: Code) -> SinkErrorClass {
         | Code::UnsupportedVersion => SinkErrorClass::Destination,
         // Given up because another record failed.
         Code::PurgeQueue | Code::PurgeInflight | Code::GaplessGuarantee | Code::InvalidDifferentRecord => {
-            SinkErrorClass::NotSent
+            SinkErrorClass::HeldBack
         }
         _ => SinkErrorClass::Away,
     }
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn only_what_is_known_to_be_the_records_own_fault_spends_an_attempt() {
-        use SinkErrorClass::{Away, Destination, Message, NotSent};
+        use SinkErrorClass::{Away, Destination, HeldBack, Message};
         for (code, expected) in [
             (Code::MessageSizeTooLarge, Message),
             (Code::InvalidRecord, Message),
@@ -55,9 +55,9 @@ mod tests {
             (Code::ThrottlingQuotaExceeded, Away),
             (Code::OutOfOrderSequenceNumber, Away),
             (Code::Unknown, Away),
-            (Code::InvalidDifferentRecord, NotSent),
-            (Code::PurgeQueue, NotSent),
-            (Code::GaplessGuarantee, NotSent),
+            (Code::InvalidDifferentRecord, HeldBack),
+            (Code::PurgeQueue, HeldBack),
+            (Code::GaplessGuarantee, HeldBack),
         ] {
             assert_eq!(class(code), expected, "{code:?}");
         }

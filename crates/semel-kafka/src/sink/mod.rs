@@ -216,8 +216,8 @@ impl Sink for KafkaSink {
     }
 }
 
-fn not_sent(why: &str) -> SinkError {
-    SinkError::new(SinkErrorClass::NotSent, why)
+fn held_back(why: &str) -> SinkError {
+    SinkError::new(SinkErrorClass::HeldBack, why)
 }
 
 /// The living producer; a new one after the last was thrown away.
@@ -249,7 +249,7 @@ fn hand_over(
     if state.bars(id, page) {
         // This page, too, is to be heard of before anything later of its slots passes.
         state.barred.insert(id, page.slots());
-        page.fill(|| not_sent("an earlier record of the same keys failed"));
+        page.fill(|| held_back("an earlier record of the same keys failed"));
         return None;
     }
     let producer = match producer {
@@ -266,7 +266,7 @@ fn hand_over(
             state.barred.insert(id, page.slots());
             page.set(index, Err(error));
             for later in index + 1..page.rows().len() {
-                page.set(later, Err(not_sent("an earlier record was not taken")));
+                page.set(later, Err(held_back("an earlier record was not taken")));
             }
             break;
         }

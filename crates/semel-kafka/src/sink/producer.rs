@@ -85,7 +85,7 @@ impl ProducerContext for Reports {
                 if too_large(code) && !self.single {
                     self.flags.batch_too_large.store(true, Ordering::Release);
                     let text = "its batch was too large; it goes again in one of its own";
-                    page.set(index, Err(SinkError::new(SinkErrorClass::NotSent, text)));
+                    page.set(index, Err(SinkError::new(SinkErrorClass::HeldBack, text)));
                     return;
                 }
                 let fatal = producer.and_then(|producer| producer.client().fatal_error());
@@ -101,7 +101,7 @@ fn explain(code: Code, error: &KafkaError, fatal: Option<(Code, String)>) -> Sin
         Some((reason, text)) if code == Code::Fatal => {
             let class = match class(reason) {
                 // The producer's trouble, not this record's.
-                SinkErrorClass::Message | SinkErrorClass::NotSent => SinkErrorClass::NotSent,
+                SinkErrorClass::Message | SinkErrorClass::HeldBack => SinkErrorClass::HeldBack,
                 class => class,
             };
             SinkError::new(class, format!("{reason}: {text}"))
@@ -189,7 +189,7 @@ impl Producer {
 
     /// Hands one row over.
     pub(super) fn send(&self, page: &Arc<Page>, index: usize) -> Result<(), SinkError> {
-        let gone = || SinkError::new(SinkErrorClass::NotSent, "the producer was thrown away");
+        let gone = || SinkError::new(SinkErrorClass::HeldBack, "the producer was thrown away");
         let producer = self.inner.upgrade().ok_or_else(gone)?;
         let failed = self.flags.failed();
         if *failed {

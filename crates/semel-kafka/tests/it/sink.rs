@@ -213,7 +213,7 @@ async fn a_batch_too_large_for_its_topic_blames_nobody() {
     let rows: Vec<_> = (0..10).map(|n| row(&topic, n, "k", vec![b'x'; 300])).collect();
     let results = publish(&sink, &rows).await;
     assert!(
-        results.iter().all(|r| *r == Err(SinkErrorClass::NotSent)),
+        results.iter().all(|r| *r == Err(SinkErrorClass::HeldBack)),
         "{results:?}"
     );
     assert!(publish(&sink, &rows).await.iter().all(Result::is_ok));
@@ -222,7 +222,7 @@ async fn a_batch_too_large_for_its_topic_blames_nobody() {
 
 /// A page handed over before the caller has heard of the failure of the one before.
 #[tokio::test]
-async fn a_page_behind_a_failing_one_is_not_sent() {
+async fn a_page_behind_a_failing_one_is_held_back() {
     let topic = kafka().fresh_name("small");
     kafka().create_topic(&topic, 1, &[("max.message.bytes", "1000")]);
     let sink = sink(&kafka().bootstrap());
@@ -250,12 +250,12 @@ async fn a_record_that_the_client_refuses_holds_back_the_rest_of_its_page_and_la
     let first = sink.publish_many(&rows, LIMIT);
     let second = sink.publish_many(&[row(&topic, 4, "k", "4")], LIMIT);
     let other_key = sink.publish_many(&[row(&topic, 5, "other", "5")], LIMIT);
-    assert_eq!(classes(second.await), [Err(SinkErrorClass::NotSent)]);
+    assert_eq!(classes(second.await), [Err(SinkErrorClass::HeldBack)]);
     assert_eq!(classes(other_key.await), [Ok(())], "other keys go on");
-    let not_sent = Err(SinkErrorClass::NotSent);
+    let held_back = Err(SinkErrorClass::HeldBack);
     assert_eq!(
         classes(first.await),
-        [Ok(()), Err(SinkErrorClass::Message), not_sent]
+        [Ok(()), Err(SinkErrorClass::Message), held_back]
     );
     assert_eq!(publish(&sink, &rows[2..]).await, [Ok(())]);
     assert_eq!(values(&read_all(&kafka().bootstrap(), &topic)), ["1", "5", "3"]);
@@ -281,7 +281,7 @@ async fn a_full_queue_costs_no_order() {
             assert!(
                 results[sent + 1..]
                     .iter()
-                    .all(|r| *r == Err(SinkErrorClass::NotSent))
+                    .all(|r| *r == Err(SinkErrorClass::HeldBack))
             );
         }
         left = &left[sent..];

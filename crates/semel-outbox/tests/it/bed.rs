@@ -137,7 +137,7 @@ impl Sink for To {
                 tokio::task::yield_now().await;
                 if failed {
                     results.push(Err(SinkError::new(
-                        SinkErrorClass::NotSent,
+                        SinkErrorClass::HeldBack,
                         "behind a failed row",
                     )));
                     continue;
