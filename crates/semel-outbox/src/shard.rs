@@ -26,7 +26,7 @@ const SINK_GRACE: Duration = Duration::from_millis(500);
 type Answer = Pin<Box<dyn Future<Output = Result<Input, StoreError>> + Send>>;
 type Answers = FuturesUnordered<Answer>;
 
-/// What a shard's task works with.
+/// What all shards of one relay share; each shard's task is one [`Shell::run`].
 pub(crate) struct Shell {
     pub(crate) store: Arc<dyn OutboxStore>,
     pub(crate) sink: Arc<dyn Sink>,
@@ -167,9 +167,9 @@ async fn publish(
 fn judge(reply: Guarded<Page>, sink: &dyn Sink) -> Guarded<Page> {
     match reply {
         Guarded::Done(mut page) => {
-            for row in page.rows.iter_mut().filter(|row| row.refused.is_none()) {
+            for row in page.rows.iter_mut().filter(|row| row.barred.is_none()) {
                 let event = &row.row.event;
-                row.refused = event
+                row.barred = event
                     .check()
                     .and_then(|()| sink.check(event))
                     .err()

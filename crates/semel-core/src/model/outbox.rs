@@ -334,7 +334,7 @@ impl OutboxStore for MemoryOutbox {
             }
             page.rows.push(PageRow {
                 row: row.clone(),
-                refused: None,
+                barred: None,
             });
         }
         Ok(Guarded::Done(page))
@@ -368,7 +368,7 @@ impl OutboxStore for MemoryOutbox {
                     shard: lease.shard.clone(),
                     exception,
                     since: now,
-                    row: PageRow { row, refused: None },
+                    row: PageRow { row, barred: None },
                 });
         }
         Ok(Guarded::Done(cursor))

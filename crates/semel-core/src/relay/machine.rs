@@ -1,6 +1,17 @@
 //! The machine of one shard: what to do next.
 //!
 //! This file decides (store work, saving, sending); `settle.rs` says what a result of the sink means.
+//!
+//! # Words
+//! - *barred*: a row that can never be sent as it is; it is poison without a try.
+//! - *excepted*: a row that goes to the exceptions instead of the sink. *Parked*: a key all of whose later rows do too.
+//! - *held*: a key that waits until its skipped row is saved as an exception. (A row that a sink *held back* is another
+//!   thing: it never left, and is queued again.)
+//! - *streak*: pauses in a row without a send that went through. *Half open*: while it is above 0, after a pause one row at
+//!   a time tries whether the trouble is over.
+//! - *careful* (`care`): after too many deaths of owners on one place, so many rows go out one by one, each marked first.
+//! - *suspect*: the marked row, as the cursor has it. *Inherited*: the suspect of the last owner, once the deaths are so
+//!   many that the row itself is accused; before it is called poison, the receiver is probed.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -183,7 +194,7 @@ impl Machine {
 
     /// Rows in memory.
     #[must_use]
-    pub fn held(&self) -> usize {
+    pub fn in_memory(&self) -> usize {
         self.window.len()
     }
 
@@ -332,7 +343,7 @@ impl Machine {
         for page_row in page.rows {
             let row = page_row.row.row;
             let key = page_row.row.event.key.clone();
-            let barred = page_row.refused.clone();
+            let barred = page_row.barred.clone();
             self.read_to = row;
             self.window.admit(page_row);
             if key.is_some_and(|key| self.parked.contains(&key)) {

@@ -451,7 +451,7 @@ fn the_window_bounds_what_is_held_in_memory() {
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let mut bench = Bench::new(ONE_PER_KEY, policy, &keys);
     for row in 1..=100 {
-        assert!(bench.machine.held() <= 8);
+        assert!(bench.machine.in_memory() <= 8);
         assert!(bench.on_their_way().contains(&row));
         bench.ok(row);
     }

@@ -98,7 +98,7 @@ impl Window {
             aways: 0,
             first_failed_at: None,
             not_before: 0,
-            barred: page_row.refused,
+            barred: page_row.barred,
             blocking: None,
         };
         debug_assert!(

@@ -52,7 +52,7 @@ pub struct PageRow {
     /// The row, as far as it could be read.
     pub row: OutboxRow,
     /// Why it can never be sent, such as headers that cannot be read. It becomes an exception and stops nobody else.
-    pub refused: Option<String>,
+    pub barred: Option<String>,
 }
 
 /// Some rows of the open batch, in order.
@@ -166,7 +166,7 @@ pub struct StoredException {
     pub exception: Exception,
     /// When.
     pub since: Timestamp,
-    /// The row; `refused` where it cannot be read.
+    /// The row; `barred` where it cannot be read.
     pub row: PageRow,
 }
 

@@ -90,7 +90,7 @@ pub(super) fn shard(row: &PgRow) -> Result<Shard, StoreError> {
     })
 }
 
-/// A row of the outbox or of the exceptions. What cannot be read makes this row refused, never the page.
+/// A row of the outbox or of the exceptions. What cannot be read makes this row barred, never the page.
 pub(super) fn page_row(row: &PgRow) -> Result<PageRow, StoreError> {
     let read = || -> Result<PageRow, sqlx::Error> {
         let bytes = |column| {
@@ -98,7 +98,7 @@ pub(super) fn page_row(row: &PgRow) -> Result<PageRow, StoreError> {
                 .map(|value| value.map(Bytes::from))
         };
         let stored: Option<String> = row.try_get("headers")?;
-        let (pairs, refused) = match stored.as_deref().map(|text| headers::decode(text.as_bytes())) {
+        let (pairs, barred) = match stored.as_deref().map(|text| headers::decode(text.as_bytes())) {
             None => (Vec::new(), None),
             Some(Some(pairs)) => (pairs, None),
             Some(None) => (
@@ -128,7 +128,7 @@ pub(super) fn page_row(row: &PgRow) -> Result<PageRow, StoreError> {
                 created_at,
                 event,
             },
-            refused,
+            barred,
         })
     };
     read().map_err(|error| classify("read row", error))

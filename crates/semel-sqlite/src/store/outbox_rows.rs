@@ -92,16 +92,16 @@ pub(super) fn id_of(mark: &Mark) -> Result<i64, StoreError> {
     })
 }
 
-/// A row of the outbox or of the exceptions. What cannot be read makes this row refused, never the page.
+/// A row of the outbox or of the exceptions. What cannot be read makes this row barred, never the page.
 pub(super) fn page_row(row: &SqliteRow) -> Result<PageRow, StoreError> {
     let failed = |error| classify("read row", error);
-    let mut refused = None;
+    let mut barred = None;
     let mut text = |column: &'static str| -> Result<Option<String>, StoreError> {
         // Other programs write here too, and SQLite does not check that text is UTF-8.
         let bytes: Option<Vec<u8>> = row.try_get_unchecked(column).map_err(failed)?;
         Ok(bytes.map(|bytes| {
             String::from_utf8(bytes).unwrap_or_else(|error| {
-                refused = Some(format!("column {column} is not UTF-8"));
+                barred = Some(format!("column {column} is not UTF-8"));
                 String::from_utf8_lossy(error.as_bytes()).into_owned()
             })
         }))
@@ -110,7 +110,7 @@ pub(super) fn page_row(row: &SqliteRow) -> Result<PageRow, StoreError> {
     let (source, content_type, traceparent) = (text("source")?, text("content_type")?, text("traceparent")?);
     let id: Vec<u8> = row.try_get("event_id").map_err(failed)?;
     let id = Uuid::from_slice(&id).unwrap_or_else(|_| {
-        refused = Some("event_id is not 16 bytes".to_owned());
+        barred = Some("event_id is not 16 bytes".to_owned());
         Uuid::nil()
     });
     let bytes = |column| -> Result<Option<Bytes>, StoreError> {
@@ -120,7 +120,7 @@ pub(super) fn page_row(row: &SqliteRow) -> Result<PageRow, StoreError> {
     let pairs = match bytes("headers")? {
         None => Vec::new(),
         Some(stored) => headers::decode(&stored).unwrap_or_else(|| {
-            refused = Some(r#"headers are not JSON of the form [["name","hexadecimal value"]]"#.to_owned());
+            barred = Some(r#"headers are not JSON of the form [["name","hexadecimal value"]]"#.to_owned());
             Vec::new()
         }),
     };
@@ -145,7 +145,7 @@ pub(super) fn page_row(row: &SqliteRow) -> Result<PageRow, StoreError> {
             created_at: Timestamp(row.try_get("created_at").map_err(failed)?),
             event,
         },
-        refused,
+        barred,
     })
 }
 

@@ -53,7 +53,7 @@ semel_testkit::outbox_laws!(world());
 
 /// wolverine GH-3773: a row that another program wrote wrongly stops nobody, and is listed as it is.
 #[tokio::test]
-async fn a_row_that_cannot_be_read_is_refused_alone() {
+async fn a_row_that_cannot_be_read_is_barred_alone() {
     let (world, dir) = world().await;
     let db = Sqlite::open(semel_sqlite::Config::new(dir.path().join("test.db")))
         .await
@@ -83,10 +83,10 @@ async fn a_row_that_cannot_be_read_is_refused_alone() {
         panic!("{reply:?}")
     };
     assert!(
-        page.rows[0].refused.as_deref().unwrap().contains("headers"),
+        page.rows[0].barred.as_deref().unwrap().contains("headers"),
         "{page:?}"
     );
-    assert_eq!((page.rows[1].row.row, &page.rows[1].refused), (row, &None));
+    assert_eq!((page.rows[1].row.row, &page.rows[1].barred), (row, &None));
     let mut save = reader.saving(row, true);
     save.exceptions = vec![Exception {
         row: page.rows[0].row.row,
@@ -97,7 +97,7 @@ async fn a_row_that_cannot_be_read_is_refused_alone() {
     reader.write(&save).await;
     let stored = world.store.exceptions("default", 0, 10).await.unwrap();
     assert_eq!(stored.len(), 1);
-    assert!(stored[0].row.refused.is_some());
+    assert!(stored[0].row.barred.is_some());
     assert_eq!(stored[0].row.row.event.data.as_deref(), Some(&[1_u8][..]));
 }
 

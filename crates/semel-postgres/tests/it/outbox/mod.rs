@@ -134,7 +134,7 @@ async fn rest(db: &Postgres, owned: &OwnedShard, cursor: &Cursor) -> Vec<String>
             panic!("not the owner")
         };
         for row in &page.rows {
-            assert_eq!(row.refused, None);
+            assert_eq!(row.barred, None);
             assert!(row.row.row > after, "out of order");
             after = row.row.row;
             let data = row.row.event.data.clone().unwrap_or_default();

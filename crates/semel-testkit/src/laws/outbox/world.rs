@@ -168,7 +168,7 @@ impl Reader {
                 panic!("{reply:?}")
             };
             for row in page.rows {
-                assert!(row.refused.is_none(), "{row:?}");
+                assert!(row.barred.is_none(), "{row:?}");
                 assert!(row.row.row > after, "pages are ordered by number");
                 after = row.row.row;
                 rows.push(row.row);
