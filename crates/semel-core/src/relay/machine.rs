@@ -9,7 +9,7 @@
 //!   thing: it never left, and is queued again.)
 //! - *streak*: pauses in a row without a send that went through. *Half open*: while it is above 0, after a pause one row at
 //!   a time tries whether the trouble is over.
-//! - *careful* (`care`): after too many deaths of owners on one place, so many rows go out one by one, each marked first.
+//! - *careful*: after too many deaths of owners on one place, so many rows go out one by one, each marked first.
 //! - *suspect*: the marked row, as the cursor has it. *Inherited*: the suspect of the last owner, once the deaths are so
 //!   many that the row itself is accused; before it is called poison, the receiver is probed.
 
@@ -40,6 +40,45 @@ pub struct Counters {
     pub saves: u64,
 }
 
+/// Getting rows from the store.
+#[derive(Debug)]
+struct Reading {
+    /// An opening, a page or the cursor is being asked for.
+    out: bool,
+    /// The last row read of the open batch, and whether there are no more.
+    to: i64,
+    all: bool,
+    /// When to look for the next batch, and how long to wait after that if there is none.
+    open_at: u64,
+    idle_ms: u64,
+    /// When the cursor was last moved while nothing was open.
+    moved_at: u64,
+}
+
+/// Writing down how far it has come.
+#[derive(Debug)]
+struct Saving {
+    /// A write is on its way, with so many of the exceptions.
+    out: Option<usize>,
+    /// When it was last written, or taken over.
+    at: u64,
+    /// The last row of the settled prefix, and the exceptions in it that are not saved yet.
+    settled_to: i64,
+    exceptions: Vec<Exception>,
+    /// The batch is settled and no other was there to open: save that.
+    finish: bool,
+}
+
+/// Finding a row that kills its relays (rule O22).
+#[derive(Debug)]
+pub(super) struct Careful {
+    /// Rows still to be sent one by one, each marked first.
+    rows: usize,
+    /// The marked row on which the last owner died; not sent again before it is known that the receiver is there.
+    pub(super) inherited: Option<i64>,
+    probing: bool,
+}
+
 /// One shard's relay, for one term of ownership. See the [module](super).
 #[derive(Debug)]
 pub struct Machine {
@@ -52,28 +91,13 @@ pub struct Machine {
     pub(super) pause: Option<Pause>,
     /// Pauses in a row without a send that went through; above 0 one row at a time tries whether it is over.
     pub(super) streak: u32,
-    /// Rows still to be sent one by one, each marked first (rule O22).
-    care: usize,
-    /// The marked row on which the last owner died; not sent again before it is known that the receiver is there.
-    pub(super) inherited: Option<i64>,
+    pub(super) careful: Careful,
     pub(super) counters: Counters,
     lease_until: u64,
     next_call: u64,
     last_tried: i64,
-    /// The last row of the settled prefix, and the exceptions in it that are not saved yet.
-    settled_to: i64,
-    exceptions: Vec<Exception>,
-    read_to: i64,
-    read_all: bool,
-    reading: bool,
-    probing: bool,
-    saving: Option<usize>,
-    saved_at: u64,
-    /// The batch is settled and no other was there to open: save that.
-    finish: bool,
-    open_at: u64,
-    idle_ms: u64,
-    moved_at: u64,
+    reading: Reading,
+    saving: Saving,
     /// When to read the cursor back, after trouble with the store.
     load_at: Option<u64>,
     store_streak: u32,
@@ -94,7 +118,7 @@ impl Machine {
         now: u64,
         lease_until: u64,
     ) -> Self {
-        let care = if owned.takeovers >= policy.takeovers_max {
+        let rows = if owned.takeovers >= policy.takeovers_max {
             policy.window_rows
         } else {
             0
@@ -107,29 +131,35 @@ impl Machine {
             calls: BTreeMap::new(),
             pause: None,
             streak: 0,
-            care,
-            // A process can die for many reasons; a row is accused only after as many deaths once more, all of them with
-            // this row alone on its way.
-            inherited: owned
-                .cursor
-                .suspect
-                .filter(|_| owned.takeovers >= policy.takeovers_max.saturating_mul(2)),
+            careful: Careful {
+                rows,
+                // A process can die for many reasons; a row is accused only after as many deaths once more, all of them
+                // with this row alone on its way.
+                inherited: owned
+                    .cursor
+                    .suspect
+                    .filter(|_| owned.takeovers >= policy.takeovers_max.saturating_mul(2)),
+                probing: false,
+            },
             counters: Counters::default(),
             lease_until,
             next_call: 0,
             last_tried: 0,
-            settled_to: 0,
-            exceptions: Vec::new(),
-            read_to: 0,
-            read_all: false,
-            reading: false,
-            probing: false,
-            saving: None,
-            saved_at: now,
-            finish: false,
-            open_at: now,
-            idle_ms: policy.idle_min_ms,
-            moved_at: now,
+            reading: Reading {
+                out: false,
+                to: 0,
+                all: false,
+                open_at: now,
+                idle_ms: policy.idle_min_ms,
+                moved_at: now,
+            },
+            saving: Saving {
+                out: None,
+                at: now,
+                settled_to: 0,
+                exceptions: Vec::new(),
+                finish: false,
+            },
             load_at: None,
             store_streak: 0,
             replace: None,
@@ -208,8 +238,8 @@ impl Machine {
         match input {
             Input::Tick => {}
             Input::Hint => {
-                self.idle_ms = self.policy.idle_min_ms;
-                self.open_at = self.open_at.min(now);
+                self.reading.idle_ms = self.policy.idle_min_ms;
+                self.reading.open_at = self.reading.open_at.min(now);
             }
             Input::LeaseUntil(until) => self.lease_until = until,
             Input::LeaseLost => self.ended = Some(End::Lost),
@@ -218,8 +248,8 @@ impl Machine {
             Input::Probed(result) => self.probed(now, result, dice),
             Input::StoreFailed(call) => {
                 match call {
-                    StoreCall::Read => self.reading = false,
-                    StoreCall::Save => self.saving = None,
+                    StoreCall::Read => self.reading.out = false,
+                    StoreCall::Save => self.saving.out = None,
                 }
                 self.store_streak = self.store_streak.saturating_add(1);
                 let wait = self
@@ -230,33 +260,35 @@ impl Machine {
                 self.load_at = Some(now.saturating_add(wait));
             }
             Input::Opened(reply) => {
-                self.reading = false;
+                self.reading.out = false;
                 if let Some(opening) = self.guard(now, reply) {
                     self.opened(now, opening);
                 }
             }
             Input::Read(reply) => {
-                self.reading = false;
+                self.reading.out = false;
                 if let Some(page) = self.guard(now, reply) {
                     self.admit(page);
                 }
             }
             Input::Saved(reply) => {
-                let written = self.saving.take().unwrap_or(0);
+                let written = self.saving.out.take().unwrap_or(0);
                 if let Some(cursor) = self.guard(now, reply) {
                     self.counters.saves += 1;
-                    self.exceptions.drain(..written.min(self.exceptions.len()));
-                    self.window.unhold_all(&self.exceptions);
+                    self.saving
+                        .exceptions
+                        .drain(..written.min(self.saving.exceptions.len()));
+                    self.window.unhold_all(&self.saving.exceptions);
                     if cursor.open.is_none() {
-                        self.moved_at = now;
+                        self.reading.moved_at = now;
                     }
-                    self.finish = false;
-                    self.saved_at = now;
+                    self.saving.finish = false;
+                    self.saving.at = now;
                     self.cursor = cursor;
                 }
             }
             Input::Loaded(reply) => {
-                self.reading = false;
+                self.reading.out = false;
                 if let Some(cursor) = self.guard(now, reply) {
                     self.load_at = None;
                     self.loaded(now, cursor);
@@ -287,24 +319,24 @@ impl Machine {
         match opening {
             Opening::Opened(cursor) => {
                 self.counters.batches += 1;
-                self.idle_ms = self.policy.idle_min_ms;
+                self.reading.idle_ms = self.policy.idle_min_ms;
                 self.take_over(cursor, now);
             }
             Opening::Moved(cursor) => {
                 self.cursor = cursor;
-                self.moved_at = now;
+                self.reading.moved_at = now;
                 self.wait_for_rows(now);
             }
             Opening::Empty => {
-                self.finish = self.cursor.open.is_some();
+                self.saving.finish = self.cursor.open.is_some();
                 self.wait_for_rows(now);
             }
         }
     }
 
     fn wait_for_rows(&mut self, now: u64) {
-        self.open_at = now.saturating_add(self.idle_ms);
-        self.idle_ms = (self.idle_ms * 2).min(self.policy.idle_max_ms);
+        self.reading.open_at = now.saturating_add(self.reading.idle_ms);
+        self.reading.idle_ms = (self.reading.idle_ms * 2).min(self.policy.idle_max_ms);
     }
 
     /// The cursor that was read back after trouble. Where it names the batch in memory, what is known of its rows
@@ -314,8 +346,8 @@ impl Machine {
             && self.cursor.open == cursor.open
             && self.cursor.prev == cursor.prev;
         if same {
-            self.exceptions.retain(|it| it.row > cursor.last_id);
-            self.window.unhold_all(&self.exceptions);
+            self.saving.exceptions.retain(|it| it.row > cursor.last_id);
+            self.window.unhold_all(&self.saving.exceptions);
             self.cursor = cursor;
         } else if self.calls.is_empty() {
             self.take_over(cursor, now);
@@ -327,24 +359,24 @@ impl Machine {
     /// Begins with this cursor: its open batch, if there is one.
     fn take_over(&mut self, cursor: Cursor, now: u64) {
         self.window.clear();
-        self.exceptions.clear();
-        self.settled_to = cursor.last_id;
-        self.read_to = cursor.last_id;
-        self.read_all = cursor.open.is_none();
-        self.finish = false;
-        self.open_at = now;
-        self.saved_at = now;
+        self.saving.exceptions.clear();
+        self.saving.settled_to = cursor.last_id;
+        self.reading.to = cursor.last_id;
+        self.reading.all = cursor.open.is_none();
+        self.saving.finish = false;
+        self.reading.open_at = now;
+        self.saving.at = now;
         self.last_tried = 0;
         self.cursor = cursor;
     }
 
     fn admit(&mut self, page: Page) {
-        self.read_all = !page.more;
+        self.reading.all = !page.more;
         for page_row in page.rows {
             let row = page_row.row.row;
             let key = page_row.row.event.key.clone();
             let barred = page_row.barred.clone();
-            self.read_to = row;
+            self.reading.to = row;
             self.window.admit(page_row);
             if key.is_some_and(|key| self.parked.contains(&key)) {
                 let why = behind(row, 0);
@@ -359,9 +391,9 @@ impl Machine {
 
     pub(super) fn advance_prefix(&mut self) {
         let before = self.window.len();
-        if let Some(row) = self.window.pop_settled(&mut self.exceptions) {
-            self.settled_to = row;
-            self.care = self.care.saturating_sub(before - self.window.len());
+        if let Some(row) = self.window.pop_settled(&mut self.saving.exceptions) {
+            self.saving.settled_to = row;
+            self.careful.rows = self.careful.rows.saturating_sub(before - self.window.len());
         }
     }
 
@@ -393,20 +425,20 @@ impl Machine {
     }
 
     fn at_rest(&self) -> bool {
-        self.calls.is_empty() && !self.reading && !self.probing && self.saving.is_none()
+        self.calls.is_empty() && !self.reading.out && !self.careful.probing && self.saving.out.is_none()
     }
 
     /// After trouble with the store nothing new is sent until the cursor was read back.
     fn decide_load(&mut self, now: u64, commands: &mut Vec<Command>) {
         let Some(at) = self.load_at else { return };
-        if self.reading || self.saving.is_some() {
+        if self.reading.out || self.saving.out.is_some() {
             return;
         }
         if self.stopping && self.calls.is_empty() {
             self.ended = Some(End::Stopped);
             commands.push(Command::End(End::Stopped));
         } else if at <= now {
-            self.reading = true;
+            self.reading.out = true;
             commands.push(Command::Load);
         } else {
             self.wake_by(at);
@@ -419,7 +451,7 @@ impl Machine {
 
     /// Hands rows to the sink; returns the row that must be marked in the store before it is sent.
     fn decide_sends(&mut self, now: u64, commands: &mut Vec<Command>) -> Option<i64> {
-        if self.stopping || self.probing || self.window.is_empty() {
+        if self.stopping || self.careful.probing || self.window.is_empty() {
             return None;
         }
         if let Some(pause) = &self.pause
@@ -433,7 +465,7 @@ impl Machine {
         if left < (self.policy.send_timeout_ms / 4).max(1) {
             return None;
         }
-        let one_by_one = self.in_half_open() || self.care > 0;
+        let one_by_one = self.in_half_open() || self.careful.rows > 0;
         let (one_per_key, most) = match self.order {
             SinkOrder::OnePerKey { in_flight_max } => (true, in_flight_max),
             SinkOrder::Pipelined { in_flight_max } => {
@@ -455,7 +487,7 @@ impl Machine {
         if room == 0 {
             return None;
         }
-        let rotate = one_per_key && self.in_half_open() && self.care == 0;
+        let rotate = one_per_key && self.in_half_open() && self.careful.rows == 0;
         let mut picked = self
             .window
             .pick(now, if rotate { usize::MAX } else { room }, one_per_key);
@@ -470,9 +502,9 @@ impl Machine {
         }
         let first = *picked.rows.first()?;
         self.last_tried = first;
-        if self.care > 0 {
-            if self.inherited == Some(first) {
-                self.probing = true;
+        if self.careful.rows > 0 {
+            if self.careful.inherited == Some(first) {
+                self.careful.probing = true;
                 commands.push(Command::Probe);
                 return None;
             }
@@ -509,67 +541,68 @@ impl Machine {
     }
 
     fn decide_store(&mut self, now: u64, marked: Option<i64>, commands: &mut Vec<Command>) {
-        let complete = self.read_all && self.window.is_empty() && self.calls.is_empty();
-        let progress = self.cursor.open.is_some() && self.settled_to > self.cursor.last_id;
-        if self.saving.is_none() && self.cursor.open.is_some() {
-            let finished = complete && (self.finish || !self.exceptions.is_empty() || self.stopping);
-            let save_at = self.saved_at.saturating_add(self.policy.save_every_ms);
+        let complete = self.reading.all && self.window.is_empty() && self.calls.is_empty();
+        let progress = self.cursor.open.is_some() && self.saving.settled_to > self.cursor.last_id;
+        if self.saving.out.is_none() && self.cursor.open.is_some() {
+            let finished =
+                complete && (self.saving.finish || !self.saving.exceptions.is_empty() || self.stopping);
+            let save_at = self.saving.at.saturating_add(self.policy.save_every_ms);
             let stopped = self.stopping && self.calls.is_empty();
             let due = progress && (save_at <= now || stopped);
             let mark = marked.is_some() && marked != self.cursor.suspect;
             // A batch that is complete ends with the opening of the next one, in one write.
-            if finished || !self.exceptions.is_empty() || mark || (due && (!complete || stopped)) {
-                if !(finished && self.reading) {
+            if finished || !self.saving.exceptions.is_empty() || mark || (due && (!complete || stopped)) {
+                if !(finished && self.reading.out) {
                     self.save(finished, marked, commands);
                 }
             } else if progress && !complete {
                 self.wake_by(save_at);
             }
         }
-        if self.reading || self.stopping {
+        if self.reading.out || self.stopping {
             return;
         }
-        if self.cursor.open.is_some() && !self.read_all {
+        if self.cursor.open.is_some() && !self.reading.all {
             let room = self.policy.window_rows.saturating_sub(self.window.len());
             let page = self.policy.page_rows as usize;
             if room >= page.min(self.policy.window_rows) && self.window.bytes() < self.policy.window_bytes {
-                self.reading = true;
+                self.reading.out = true;
                 commands.push(Command::ReadPage {
                     cursor: self.cursor.clone(),
-                    after: self.read_to,
+                    after: self.reading.to,
                     size: PageSize {
                         rows: self.policy.page_rows.min(u32::try_from(room).unwrap_or(u32::MAX)),
                         bytes: self.policy.page_bytes,
                     },
                 });
             }
-        } else if complete && self.saving.is_none() && !self.finish {
-            if self.cursor.open.is_some() || self.open_at <= now {
-                self.reading = true;
-                let idle = now.saturating_sub(self.moved_at) >= self.policy.idle_save_ms;
+        } else if complete && self.saving.out.is_none() && !self.saving.finish {
+            if self.cursor.open.is_some() || self.reading.open_at <= now {
+                self.reading.out = true;
+                let idle = now.saturating_sub(self.reading.moved_at) >= self.policy.idle_save_ms;
                 commands.push(Command::OpenBatch {
                     from: self.cursor.clone(),
                     advance: self.cursor.open.is_none() && idle,
                 });
             } else {
-                self.wake_by(self.open_at);
+                self.wake_by(self.reading.open_at);
             }
         }
     }
 
     fn save(&mut self, finished: bool, marked: Option<i64>, commands: &mut Vec<Command>) {
-        let suspect = if self.care > 0 && !finished {
+        let suspect = if self.careful.rows > 0 && !finished {
             marked.or(self.cursor.suspect)
         } else {
             None
         };
-        self.saving = Some(self.exceptions.len());
+        self.saving.out = Some(self.saving.exceptions.len());
         commands.push(Command::Save(CursorSave {
             from: self.cursor.clone(),
-            last_id: self.settled_to,
+            last_id: self.saving.settled_to,
             finished,
             suspect,
-            exceptions: self.exceptions.clone(),
+            exceptions: self.saving.exceptions.clone(),
         }));
     }
 
@@ -605,7 +638,7 @@ impl Machine {
     }
 
     pub(super) fn end_probe(&mut self) -> Option<i64> {
-        self.probing = false;
-        self.inherited
+        self.careful.probing = false;
+        self.careful.inherited
     }
 }

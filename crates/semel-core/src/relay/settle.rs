@@ -156,7 +156,7 @@ impl Machine {
         let Some(row) = self.end_probe() else { return };
         match result {
             Ok(()) => {
-                self.inherited = None;
+                self.careful.inherited = None;
                 if let Some(entry) = self.window.get_mut(row) {
                     let why = "relays died again and again when they sent this row".to_owned();
                     entry.barred = Some(why.clone());
