@@ -1,4 +1,4 @@
-//! The laws of a [`KeyStore`].
+//! The laws of a [`KeyStore`](semel_core::KeyStore).
 //!
 //! [`key_laws!`](crate::key_laws) makes one test per law. Each law gets a [`World`] of its own: a store in which
 //! nothing is stored yet, and a way to let time pass in it.
