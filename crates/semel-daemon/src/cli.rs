@@ -65,6 +65,9 @@ pub(crate) struct CheckArgs {
     /// Read the file only; try no server
     #[arg(long)]
     pub(crate) offline: bool,
+    /// Print every section and field there is, with defaults, and stop
+    #[arg(long, conflicts_with_all = ["json", "offline"])]
+    pub(crate) fields: bool,
 }
 
 /// `semel migrate`.

@@ -14,11 +14,6 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
-    /// The worse of two.
-    pub(crate) const fn or(self, other: Self) -> Self {
-        if self.code() >= other.code() { self } else { other }
-    }
-
     /// The number.
     pub(crate) const fn code(self) -> u8 {
         match self {

@@ -6,11 +6,10 @@
 //! *Invariant:* nothing here decides a protocol. The machines are in `semel-core`, the engines in the pattern crates;
 //! this crate wires them to a file, a socket and a signal.
 
-#![allow(dead_code, reason = "the commands are being filled in")]
-
 mod check;
 mod cli;
 mod config;
+#[allow(dead_code, reason = "the demo is being filled in")]
 mod demo;
 mod exit;
 mod gateway;

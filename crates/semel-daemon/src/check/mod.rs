@@ -20,6 +20,10 @@ use findings::{Finding, Verdict};
 
 /// Reads the configuration, then tries each server.
 pub(crate) fn run(args: &CheckArgs) -> Exit {
+    if args.fields {
+        out::data(config::docs::page().trim_end());
+        return Exit::Ok;
+    }
     let config = match config::load(&args.config.path) {
         Ok(config) => config,
         Err(report) => {

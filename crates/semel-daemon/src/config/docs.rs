@@ -1,7 +1,7 @@
-//! `docs/configuration.md`, made from the sections: what the reader accepts and what the page says cannot differ.
+//! Every section and field as a page: `semel check --fields`, and `docs/configuration.md`. Made from what the reader
+//! accepts, so that the two cannot differ.
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
 
 use super::SECTIONS;
 use super::spec::Section;
@@ -9,7 +9,8 @@ use super::spec::Section;
 const HEAD: &str = "\
 # semel.toml
 
-Made from the source by `UPDATE_DOCS=1 cargo test -p semel-daemon --bin semel docs`; do not edit it here.
+`semel check --fields` prints this page. It is made from the source, so do not edit it here:
+`UPDATE_DOCS=1 cargo test -p semel-daemon --bin semel docs`.
 
 `semel check -c semel.toml` reads the file, names every mistake with its line and the fix, and tries each server.
 [semel.example.toml](../semel.example.toml) is a whole file to start from.
@@ -22,7 +23,8 @@ Made from the source by `UPDATE_DOCS=1 cargo test -p semel-daemon --bin semel do
   range.
 ";
 
-fn page() -> String {
+/// The page, in Markdown.
+pub(crate) fn page() -> String {
     let mut page = HEAD.to_owned();
     for section in SECTIONS {
         let _ = write!(page, "\n## {}\n{}\n\n", title(section), section.about);
@@ -50,40 +52,48 @@ fn title(section: &Section) -> String {
     }
 }
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
 
-#[test]
-fn the_documentation_says_what_the_sections_say() {
-    let path = root().join("docs/configuration.md");
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(&path, page()).unwrap();
+    use super::super::{ROOT_HEADER, SECTIONS, parse};
+    use super::page;
+
+    fn root() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
     }
-    let found = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        found == page(),
-        "docs/configuration.md is out of date; its first lines say how to make it"
-    );
-}
 
-#[test]
-fn the_example_is_accepted_and_shows_every_section() {
-    let path = root().join("semel.example.toml");
-    let text = std::fs::read_to_string(&path).unwrap();
-    let env = |name: &str| Some(format!("value-of-{name}"));
-    let config = super::parse(&path, &text, &env).unwrap_or_else(|report| panic!("{report}"));
-    assert!(!config.relays.is_empty() && !config.gateways.is_empty() && config.saga.is_some());
-    for section in SECTIONS {
-        let word = section
-            .header
-            .trim_matches(['[', ']'])
-            .split('.')
-            .next_back()
-            .unwrap();
+    #[test]
+    fn the_documentation_says_what_the_sections_say() {
+        let path = root().join("docs/configuration.md");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(&path, page()).unwrap();
+        }
+        let found = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(
-            text.contains(word) || section.header == super::ROOT_HEADER || word == "NAME",
-            "{word}"
+            found == page(),
+            "docs/configuration.md is out of date; its first lines say how to make it"
         );
+    }
+
+    #[test]
+    fn the_example_is_accepted_and_shows_every_section() {
+        let path = root().join("semel.example.toml");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let env = |name: &str| Some(format!("value-of-{name}"));
+        let config = parse(&path, &text, &env).unwrap_or_else(|report| panic!("{report}"));
+        assert!(!config.relays.is_empty() && !config.gateways.is_empty() && config.saga.is_some());
+        for section in SECTIONS {
+            let word = section
+                .header
+                .trim_matches(['[', ']'])
+                .split('.')
+                .next_back()
+                .unwrap();
+            assert!(
+                text.contains(word) || section.header == ROOT_HEADER || word == "NAME",
+                "{word}"
+            );
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! [`spec`] lists what may be said, [`read`] reads tables by it, [`mistake`] shows what is wrong. A section's file
 //! holds its fields, its type and its reading.
 
+pub(crate) mod docs;
 pub(crate) mod expand;
 pub(crate) mod mistake;
 pub(crate) mod read;
@@ -206,7 +207,5 @@ fn read_all<'a>(reader: &'a Reader<'a>, document: &'a DeTable<'a>, folder: &Path
     }
 }
 
-#[cfg(test)]
-mod docs;
 #[cfg(test)]
 mod tests;

@@ -117,6 +117,10 @@ impl fmt::Debug for WebhookConfig {
 
 /// `sink.kafka`.
 #[derive(Clone)]
+#[cfg_attr(
+    not(feature = "kafka"),
+    expect(dead_code, reason = "read and checked by every build, used by one with Kafka")
+)]
 pub(crate) struct KafkaConfig {
     /// Some brokers of the cluster.
     pub(crate) brokers: Vec<String>,

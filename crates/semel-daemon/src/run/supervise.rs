@@ -79,3 +79,92 @@ where
         }
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use semel_core::ErrorKind;
+    use tokio_util::sync::CancellationToken;
+    use tokio_util::task::TaskTracker;
+
+    use super::super::health::Health;
+    use super::super::metrics::Metrics;
+    use super::*;
+
+    fn context() -> Arc<Context> {
+        Arc::new(Context {
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            health: Health::default(),
+            metrics: Arc::new(Metrics::new()),
+        })
+    }
+
+    fn state(context: &Context, key: &str) -> String {
+        let shown = serde_json::to_value(context.health.show(true)).unwrap();
+        shown[0][key].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Runs a role whose n-th run, from 1, does what `turn` says; returns when it has run `runs` times.
+    async fn supervised(
+        context: &Arc<Context>,
+        runs: u32,
+        turn: impl Fn(u32) -> Result<(), Ended> + Clone + Send + 'static,
+    ) {
+        let ran = Arc::new(AtomicU32::new(0));
+        let counter = Arc::clone(&ran);
+        let part = context.health.part("relay", "r");
+        let (running, stop) = (part.clone(), context.stop.clone());
+        supervise(context, part, move || {
+            let (n, turn) = (counter.fetch_add(1, Ordering::SeqCst) + 1, turn.clone());
+            let (running, stop) = (running.clone(), stop.clone());
+            async move {
+                turn(n)?;
+                running.ready();
+                stop.cancelled().await;
+                Ok(())
+            }
+        });
+        while ran.load(Ordering::SeqCst) < runs || state(context, "state") == "starting" {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_role_that_fails_or_panics_is_started_again() {
+        let context = context();
+        supervised(&context, 3, |n| match n {
+            1 => Err(StoreError::new(ErrorKind::Unavailable, "run", "away").into()),
+            2 => panic!("a mistake"),
+            _ => Ok(()),
+        })
+        .await;
+        while !context.health.ready() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        context.stop.cancel();
+        context.tasks.close();
+        context.tasks.wait().await;
+    }
+
+    #[tokio::test]
+    async fn a_role_that_needs_a_person_stays_stopped_and_says_why() {
+        for kind in [
+            ErrorKind::Schema,
+            ErrorKind::IdentityChanged,
+            ErrorKind::Corrupt,
+            ErrorKind::Invalid,
+        ] {
+            let context = context();
+            supervised(&context, 1, move |_| {
+                Err(StoreError::new(kind, "run", "look here").into())
+            })
+            .await;
+            context.tasks.close();
+            context.tasks.wait().await;
+            assert_eq!(state(&context, "state"), "stopped");
+            assert!(state(&context, "reason").contains("look here"));
+        }
+    }
+}

@@ -38,7 +38,8 @@ type Script = Arc<dyn Fn(&Seen) -> Response + Send + Sync>;
 #[derive(Clone)]
 struct Shared {
     seen: Arc<Mutex<Vec<Seen>>>,
-    script: Script,
+    /// Without a script nothing is ever answered.
+    script: Option<Script>,
 }
 
 /// A running server; stopped when dropped.
@@ -59,17 +60,26 @@ impl Receiver {
         Self::at("127.0.0.1:0".parse().unwrap(), script).await
     }
 
+    /// Notes requests and never answers.
+    pub(crate) async fn silent() -> Self {
+        Self::listen("127.0.0.1:0".parse().unwrap(), None).await
+    }
+
     /// The same on a known port.
     pub(crate) async fn at(
         address: SocketAddr,
         script: impl Fn(&Seen) -> Response + Send + Sync + 'static,
     ) -> Self {
+        Self::listen(address, Some(Arc::new(script))).await
+    }
+
+    async fn listen(address: SocketAddr, script: Option<Script>) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let seen = Arc::default();
         let router = Router::new().fallback(answer).with_state(Shared {
             seen: Arc::clone(&seen),
-            script: Arc::new(script),
+            script,
         });
         let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         Self { address, seen, task }
@@ -101,5 +111,8 @@ async fn answer(State(shared): State<Shared>, request: Request) -> Response {
     };
     // Noted first: a request that was answered has been seen.
     shared.seen.lock().unwrap().push(seen.clone());
-    (shared.script)(&seen)
+    match shared.script {
+        Some(script) => script(&seen),
+        None => std::future::pending().await,
+    }
 }

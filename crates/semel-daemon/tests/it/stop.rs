@@ -2,7 +2,11 @@
 
 use std::net::TcpListener;
 
-use super::daemon::{Folder, until};
+use semel_client::{HttpClient, Limits};
+use semel_testkit::servers::free_port;
+
+use super::daemon::{Daemon, Folder, LIMIT, until};
+use super::receiver::Receiver;
 
 #[tokio::test]
 async fn a_daemon_without_roles_is_alive_ready_and_stops_with_0() {
@@ -54,8 +58,15 @@ async fn logs_are_json_lines_when_asked_for() {
 
 /// The goal is 30 MB in a release build; an unoptimised build is larger, not smaller.
 #[tokio::test]
-async fn an_idle_daemon_is_small() {
-    let folder = Folder::new("[store]\nurl = \"sqlite:semel.db\"");
+async fn an_idle_daemon_with_every_role_is_small() {
+    let receiver = Receiver::start().await;
+    let folder = Folder::new(&format!(
+        "[store]\nurl = \"sqlite:semel.db\"\n[saga]\n\
+         [[relay]]\nname = \"r\"\nsink.webhook.url = \"{}\"\n\
+         [[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:0\"\nupstream = \"{}\"\nanonymous = true\n",
+        receiver.url("/"),
+        receiver.url("/"),
+    ));
     let daemon = folder.start().await;
     daemon.until_ready().await;
     until("memory is below 30 MB", async || {
@@ -67,4 +78,49 @@ async fn an_idle_daemon_is_small() {
     })
     .await;
     assert_eq!(daemon.stop().await.0, 0);
+}
+
+/// A daemon whose gateway waits for an upstream that never answers.
+async fn held(more: &str) -> (Folder, Daemon, Receiver, tokio::task::JoinHandle<()>) {
+    let receiver = Receiver::silent().await;
+    let port = free_port();
+    let folder = Folder::new(&format!(
+        "{more}\n[store]\nurl = \"sqlite:semel.db\"\n\
+         [[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:{port}\"\nupstream = \"{}\"\nanonymous = true\n",
+        receiver.url("/"),
+    ));
+    let daemon = folder.start().await;
+    daemon.until_ready().await;
+    let request = http::Request::post(format!("http://127.0.0.1:{port}/"))
+        .header("idempotency-key", "a")
+        .body(bytes::Bytes::new())
+        .unwrap();
+    let client = tokio::spawn(async move {
+        // Cut off with the daemon.
+        let _ = HttpClient::new(Limits::default()).send(request, LIMIT).await;
+    });
+    until("the upstream was asked", async || !receiver.seen().is_empty()).await;
+    (folder, daemon, receiver, client)
+}
+
+#[tokio::test]
+async fn what_does_not_end_in_time_is_cut_off_and_the_exit_code_is_still_0() {
+    let (_folder, daemon, _receiver, _client) = held("stop_ms_max = 200").await;
+    let (code, log) = daemon.stop().await;
+    assert_eq!(code, 0, "{log}");
+    assert!(log.contains("cut off what did not end in time"), "{log}");
+}
+
+#[tokio::test]
+async fn a_second_signal_exits_at_once() {
+    let (_folder, mut daemon, _receiver, _client) = held("stop_ms_max = 600000").await;
+    daemon.process.terminate();
+    until("it has heard the first", async || {
+        daemon.log().contains("asked to stop")
+    })
+    .await;
+    daemon.process.terminate();
+    let (code, log) = daemon.ended().await;
+    assert_eq!(code, 1, "{log}");
+    assert!(log.contains("exiting at once"), "{log}");
 }

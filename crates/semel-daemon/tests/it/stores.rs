@@ -3,6 +3,7 @@
 use semel_testkit::servers::PostgresServer;
 
 use super::daemon::{Daemon, Folder, run, until};
+use super::receiver::Receiver;
 
 /// The reason that `/readyz` gives for the store.
 async fn reason(daemon: &Daemon) -> String {
@@ -74,5 +75,47 @@ async fn reasons_are_shown_to_holders_of_the_token_only() {
     assert!(part("x").await["reason"].is_null());
     let shown = part("0123456789abcdef").await["reason"].to_string();
     assert!(shown.contains("does its folder exist"), "{shown}");
+    assert_eq!(daemon.stop().await.0, 0);
+}
+
+#[tokio::test]
+async fn a_store_that_does_not_fit_stops_its_own_roles_only() {
+    let receiver = Receiver::start().await;
+    let folder = Folder::new(&format!(
+        "[store]\nurl = \"sqlite:good.db\"\n[stores.newer]\nurl = \"sqlite:newer.db\"\n\
+         [[relay]]\nname = \"works\"\nsink.webhook.url = \"{url}\"\n\
+         [[relay]]\nname = \"waits\"\nstore = \"newer\"\nsink.webhook.url = \"{url}\"\n",
+        url = receiver.url("/"),
+    ));
+    let db = super::relays::shop(&folder.file("newer.db")).await;
+    let mut tx = db.begin().await.unwrap();
+    sqlx::query("INSERT INTO semel_schema (version, name, applied_at) VALUES (99, 'future', 0)")
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    db.commit(tx).await.unwrap();
+
+    let daemon = folder.start().await;
+    let state = async |kind: &str, name: &str| {
+        let parts = daemon.readyz().await["parts"].as_array().unwrap().clone();
+        let part = parts
+            .into_iter()
+            .find(|part| part["kind"] == kind && part["name"] == name)
+            .unwrap();
+        (
+            part["state"].as_str().unwrap().to_owned(),
+            part["reason"].to_string(),
+        )
+    };
+    until("the one works", async || {
+        state("relay", "works").await.0 == "ready"
+    })
+    .await;
+    until("the other store says why", async || {
+        state("store", "newer").await.1.contains("use a newer semel")
+    })
+    .await;
+    assert_eq!(state("relay", "waits").await.0, "waiting");
+    assert_eq!(daemon.get("/readyz").await.status(), 503);
     assert_eq!(daemon.stop().await.0, 0);
 }
