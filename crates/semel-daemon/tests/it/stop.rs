@@ -1,8 +1,11 @@
 //! Starting and stopping.
 
+use std::collections::BTreeSet;
 use std::net::TcpListener;
 
 use semel_client::{HttpClient, Limits};
+use semel_core::host::uuid_v7;
+use semel_core::{Event, SystemClock};
 use semel_testkit::servers::free_port;
 
 use super::daemon::{Daemon, Folder, LIMIT, until};
@@ -123,4 +126,69 @@ async fn a_second_signal_exits_at_once() {
     let (code, log) = daemon.ended().await;
     assert_eq!(code, 1, "{log}");
     assert!(log.contains("exiting at once"), "{log}");
+}
+
+/// Every metric that a daemon with every role shows is in `docs/daemon.md`, and every one there is shown.
+#[tokio::test]
+async fn every_metric_is_documented() {
+    let receiver = Receiver::start().await;
+    let port = free_port();
+    let folder = Folder::new(&format!(
+        "[store]\nurl = \"sqlite:semel.db\"\n[saga]\n[[relay]]\nname = \"r\"\nsink.webhook.url = \"{}\"\n\
+         [[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:{port}\"\nupstream = \"{}\"\nanonymous = true\n",
+        receiver.url("/"),
+        receiver.url("/"),
+    ));
+    // Some are shown only when there is something to show: an event that nobody publishes, a request.
+    let db = super::relays::shop(&folder.file("semel.db")).await;
+    let mut tx = db.begin().await.unwrap();
+    let event = Event::new(uuid_v7(&SystemClock), "orders", "order.placed").with_stream("nobody");
+    semel_sqlite::tx::enqueue(&mut tx, &event).await.unwrap();
+    db.commit(tx).await.unwrap();
+    let daemon = folder.start().await;
+    daemon.until_ready().await;
+    let request = http::Request::post(format!("http://127.0.0.1:{port}/"))
+        .body(bytes::Bytes::new())
+        .unwrap();
+    HttpClient::new(Limits::default())
+        .send(request, LIMIT)
+        .await
+        .unwrap();
+
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/daemon.md")).unwrap();
+    let documented: BTreeSet<&str> = page
+        .split("| `")
+        .skip(1)
+        .filter_map(|cell| cell.split('`').next())
+        .collect();
+    let documented: BTreeSet<&str> = documented
+        .into_iter()
+        .filter(|cell| cell.starts_with("semel_"))
+        .collect();
+    let shown = async || -> BTreeSet<String> {
+        let answer = daemon.get("/metrics").await;
+        let text = std::str::from_utf8(answer.body()).unwrap();
+        let types = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+        types
+            .map(|(name, kind)| match kind {
+                "counter" => format!("{name}_total"),
+                "info" => format!("{name}_info"),
+                _ => name.to_owned(),
+            })
+            .collect()
+    };
+    until("every documented metric is shown", async || {
+        let shown = shown().await;
+        documented.iter().all(|name| shown.contains(*name))
+    })
+    .await;
+    for name in shown().await {
+        assert!(
+            documented.contains(name.as_str()),
+            "docs/daemon.md does not say {name}"
+        );
+    }
+    assert_eq!(daemon.stop().await.0, 0);
 }
