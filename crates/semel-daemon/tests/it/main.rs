@@ -11,6 +11,8 @@ mod daemon;
 mod demo;
 mod full_disk;
 mod gateway;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod migrate;
 mod mistakes;
 mod receiver;

@@ -59,7 +59,8 @@ async fn logs_are_json_lines_when_asked_for() {
     }
 }
 
-/// The goal is 30 MB in a release build; an unoptimised build is larger, not smaller.
+/// The goal is 30 MB in a release build. An unoptimised one is several times larger on disk, and what it touches of
+/// itself counts.
 #[tokio::test]
 async fn an_idle_daemon_with_every_role_is_small() {
     let receiver = Receiver::start().await;
@@ -72,14 +73,12 @@ async fn an_idle_daemon_with_every_role_is_small() {
     ));
     let daemon = folder.start().await;
     daemon.until_ready().await;
-    until("memory is below 30 MB", async || {
-        let bytes = daemon
-            .metric("semel_process_resident_memory_bytes")
-            .await
-            .unwrap();
-        bytes < 30e6
-    })
-    .await;
+    let bytes = daemon
+        .metric("semel_process_resident_memory_bytes")
+        .await
+        .unwrap();
+    let limit = if cfg!(debug_assertions) { 45e6 } else { 30e6 };
+    assert!(bytes < limit, "{bytes} bytes");
     assert_eq!(daemon.stop().await.0, 0);
 }
 
