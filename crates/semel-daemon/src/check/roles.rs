@@ -19,7 +19,8 @@ const PROBE: Duration = Duration::from_secs(10);
 
 /// Looks at the daemon's address and at every role.
 pub(crate) async fn check(config: &Config, findings: &mut Vec<Finding>) {
-    findings.push(port("server", config.server.listen).await);
+    let running = is_semel(config.server.listen).await;
+    findings.push(port("server", config.server.listen, running).await);
     for relay in &config.relays {
         let part = format!("relay {}", relay.name);
         findings.push(receiver(&part, &relay.sink).await);
@@ -27,7 +28,7 @@ pub(crate) async fn check(config: &Config, findings: &mut Vec<Finding>) {
     }
     for gateway in &config.gateways {
         let part = format!("gateway {}", gateway.name);
-        findings.push(port(&part, gateway.listen.value).await);
+        findings.push(port(&part, gateway.listen.value, running).await);
         findings.push(reachable(&part, "upstream", &gateway.upstream).await);
         let text =
             "guarded: each key is sent once; an end that is not known is held, never repeated in silence";
@@ -73,30 +74,32 @@ async fn receiver(part: &str, config: &SinkConfig) -> Finding {
     )
 }
 
-/// Whether a port can be had, or a semel has it already.
-async fn port(part: &str, address: SocketAddr) -> Finding {
+/// Whether a port can be had, or the daemon that is `running` has it already.
+async fn port(part: &str, address: SocketAddr, running: bool) -> Finding {
     match TcpListener::bind(address).await {
         Ok(_) => Finding::ok(part, "port", format!("{address} is free")),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-            if is_semel(address).await {
-                let fix = "that may be the daemon you mean; a second one cannot have the port";
-                return Finding::warn(part, "port", format!("a semel listens on {address}"), fix);
+            let port = address.port();
+            if running {
+                let fix = "if that is the daemon of this file all is well; a second one cannot have the port";
+                return Finding::warn(
+                    part,
+                    "port",
+                    format!("{address} is in use while a semel runs"),
+                    fix,
+                );
             }
-            let fix = format!(
-                "stop the other process (`ss -ltnp 'sport = :{}'`) or set another port",
-                address.port()
-            );
+            let fix = format!("stop the other process (`ss -ltnp 'sport = :{port}'`) or set another port");
             Finding::bad(part, "port", format!("{address} is in use"), fix)
         }
-        Err(error) => Finding::bad(
-            part,
-            "port",
-            format!("{address}: {error}"),
-            "set an address that can be had",
-        ),
+        Err(error) => {
+            let fix = "set an address that can be had";
+            Finding::bad(part, "port", format!("{address}: {error}"), fix)
+        }
     }
 }
 
+/// Whether a semel answers at the daemon's own address.
 async fn is_semel(address: SocketAddr) -> bool {
     let client = semel_client::HttpClient::new(semel_client::Limits::default());
     let Ok(request) = http::Request::get(format!("http://{address}/healthz")).body(bytes::Bytes::new())

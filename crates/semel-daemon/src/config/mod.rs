@@ -166,6 +166,8 @@ fn read_all<'a>(reader: &'a Reader<'a>, document: &'a DeTable<'a>, folder: &Path
     let server = root
         .table("server", &server::SERVER)
         .map_or_else(ServerConfig::default, |table| server::read(&table));
+    // The default too: a gateway cannot have it.
+    reader.listens_on(server.listen);
 
     // All names first: a store with a mistake of its own is still one that roles may name.
     let default = root.table("store", &store::STORE);

@@ -165,6 +165,17 @@ fn names_and_addresses_are_unique() {
 }
 
 #[test]
+fn the_default_address_is_taken_too() {
+    let gateway =
+        "[[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:7080\"\nupstream = \"http://x\"\nanonymous = true\n";
+    let shown = mistakes(&format!("[store]\nurl = \"sqlite:s.db\"\n{gateway}"));
+    assert!(
+        shown.contains("another section listens on 127.0.0.1:7080 already"),
+        "{shown}"
+    );
+}
+
+#[test]
 fn an_address_others_can_reach_needs_a_token() {
     let shown = mistakes("[server]\nlisten = \"0.0.0.0:7080\"\n");
     assert!(shown.contains("there is no `token`"), "{shown}");

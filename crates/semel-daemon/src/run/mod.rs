@@ -39,6 +39,9 @@ use listen::Bound;
 use metrics::Metrics;
 use stores::Stores;
 
+/// How long closing the stores may take. Nothing depends on it: what is durable is durable.
+const CLOSE: std::time::Duration = std::time::Duration::from_secs(1);
+
 /// What every role is handed.
 pub(crate) struct Context {
     /// Told to stop; roles drain then.
@@ -93,6 +96,9 @@ async fn serve(config: Config) -> Exit {
         }
     }
 
+    if config.relays.is_empty() && config.gateways.is_empty() && config.saga.is_none() {
+        tracing::warn!("the configuration names no relay, no gateway and no [saga]: there is nothing to do");
+    }
     stores.open(&context);
     for name in config
         .gateways
@@ -135,6 +141,9 @@ async fn serve(config: Config) -> Exit {
             unfinished = context.tasks.len(),
             "cut off what did not end in time; it goes on after the next start"
         );
+    }
+    if tokio::time::timeout(CLOSE, stores.close()).await.is_err() {
+        tracing::debug!("connections to the stores were not closed in time");
     }
     signals.abort();
     tracing::info!("stopped");

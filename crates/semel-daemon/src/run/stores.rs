@@ -52,6 +52,16 @@ impl Stores {
         }
     }
 
+    /// Closes those that are open.
+    pub(crate) async fn close(&self) {
+        for (_, ready) in &self.0 {
+            let store = ready.borrow().clone();
+            if let Some(store) = store {
+                store.close().await;
+            }
+        }
+    }
+
     /// The store once it is open with the right schema. The configuration was checked, so the name is known.
     pub(crate) fn handle(&self, name: &str) -> Handle {
         let store = self.0.iter().find(|(config, _)| config.name == name);

@@ -61,6 +61,11 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Notes that something listens there.
+    pub(crate) fn listens_on(&self, address: SocketAddr) {
+        self.addresses.borrow_mut().insert(address);
+    }
+
     /// Notes that there is a store of this name.
     pub(crate) fn add_store(&self, name: impl Into<String>) {
         self.stores.borrow_mut().push(name.into());
