@@ -1,5 +1,8 @@
 //! Stores that are away, late or wrong: the process stays up and says why.
 
+use semel_core::host::uuid_v7;
+use semel_core::{Event, SystemClock};
+use semel_postgres::{Config, Postgres};
 use semel_testkit::servers::PostgresServer;
 
 use super::daemon::{Daemon, Folder, run, until};
@@ -14,11 +17,14 @@ async fn reason(daemon: &Daemon) -> String {
 }
 
 #[tokio::test]
-async fn a_store_that_is_away_is_named_and_used_when_it_returns() {
+async fn a_store_that_is_away_is_named_and_every_role_goes_on_when_it_returns() {
+    let receiver = Receiver::start().await;
     let mut server = PostgresServer::start();
     let url = server.fresh_database();
     let folder = Folder::new(&format!(
-        "[store]\nurl = \"{url}\"\nmigrate = true\nacquire_timeout_ms = 1000"
+        "[store]\nurl = \"{url}\"\nmigrate = true\nacquire_timeout_ms = 1000\n[saga]\nlease_ms = 1000\n\
+         [[relay]]\nname = \"orders\"\nlease_ms = 1500\nsend_timeout_ms = 1000\nsink.webhook.url = \"{}\"\n",
+        receiver.url("/events"),
     ));
     server.kill();
 
@@ -29,9 +35,13 @@ async fn a_store_that_is_away_is_named_and_used_when_it_returns() {
     .await;
     assert_eq!(daemon.get("/readyz").await.status(), 503);
     assert_eq!(daemon.get("/healthz").await.status(), 200);
+    let refused = daemon.post("/sagas", saga("early", &receiver)).await;
+    assert_eq!(refused.status(), 503);
+    assert_eq!(refused.headers()["retry-after"], "1");
 
     server.restart();
     daemon.until_ready().await;
+    works(&daemon, &url, "first", &receiver).await;
 
     server.kill();
     until("readyz says why again", async || {
@@ -40,8 +50,48 @@ async fn a_store_that_is_away_is_named_and_used_when_it_returns() {
     .await;
     server.restart();
     daemon.until_ready().await;
+    works(&daemon, &url, "second", &receiver).await;
     let (code, log) = daemon.stop().await;
     assert_eq!(code, 0, "{log}");
+}
+
+fn saga(id: &str, receiver: &Receiver) -> serde_json::Value {
+    serde_json::json!({
+        "id": id,
+        "definition": { "name": "order", "steps": [
+            { "name": "charge", "action": receiver.url("/charge"), "participant": "barrier", "pivot": true },
+        ]},
+        "input": 1,
+    })
+}
+
+/// An event goes out and a saga comes to its end.
+async fn works(daemon: &Daemon, url: &str, name: &str, receiver: &Receiver) {
+    let db = Postgres::connect(Config::new(url)).await.unwrap();
+    let mut tx = db.begin().await.unwrap();
+    let event = Event::new(uuid_v7(&SystemClock), "orders", name).with_data("text/plain", "x");
+    semel_postgres::tx::enqueue(&mut tx, &event).await.unwrap();
+    db.commit(tx).await.unwrap();
+    db.close().await;
+    until("the event arrived", async || {
+        let seen = receiver.seen();
+        seen.iter()
+            .any(|request| request.path == "/events" && request.header("ce-type") == name)
+    })
+    .await;
+    until("the saga is accepted", async || {
+        daemon
+            .post("/sagas", saga(name, receiver))
+            .await
+            .status()
+            .is_success()
+    })
+    .await;
+    until("the saga has ended", async || {
+        let shown = daemon.get(&format!("/sagas/{name}")).await;
+        shown.status() == 200 && super::daemon::json(&shown)["state"] == "completed"
+    })
+    .await;
 }
 
 #[tokio::test]
