@@ -9,7 +9,6 @@
 mod check;
 mod cli;
 mod config;
-#[allow(dead_code, reason = "the demo is being filled in")]
 mod demo;
 mod exit;
 mod gateway;

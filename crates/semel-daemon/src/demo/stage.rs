@@ -39,7 +39,7 @@ pub(crate) struct Cast {
     /// Where the two copies of orders listen.
     pub(crate) orders: [u16; 2],
     /// Held as long as the shop runs.
-    pub(crate) ports: Vec<Port>,
+    pub(crate) _ports: Vec<Port>,
 }
 
 /// What is done to a shop; the same for both.

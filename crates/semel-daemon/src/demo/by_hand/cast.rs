@@ -46,6 +46,6 @@ pub(crate) fn cast(dir: &Path) -> Result<Cast, Trouble> {
     Ok(Cast {
         parts,
         orders: map.orders,
-        ports,
+        _ports: ports,
     })
 }

@@ -26,7 +26,7 @@ async fn call(client: &Client, map: &Map, effect: Effect, step: &Step) -> Result
     let port = match effect {
         Effect::Reserve | Effect::Release => map.stock,
         Effect::Charge | Effect::Refund => map.payments,
-        Effect::Ship | Effect::Recall | Effect::Notify => map.shipping,
+        Effect::Ship | Effect::Notify => map.shipping,
     };
     let key = format!("{}-{}", step.order_id, effect.name());
     client.post(port, effect.name(), &key, step).await

@@ -39,7 +39,7 @@ pub(crate) fn cast(dir: &Path) -> Result<Cast, Trouble> {
     Ok(Cast {
         parts,
         orders: map.orders,
-        ports,
+        _ports: ports,
     })
 }
 

@@ -41,7 +41,6 @@ pub(crate) enum Effect {
     Charge,
     Refund,
     Ship,
-    Recall,
     Notify,
 }
 
@@ -54,7 +53,6 @@ impl Effect {
             Self::Charge => "charge",
             Self::Refund => "refund",
             Self::Ship => "ship",
-            Self::Recall => "recall",
             Self::Notify => "notify",
         }
     }
@@ -79,7 +77,7 @@ pub(crate) async fn record(
     let amount = match effect {
         Effect::Charge | Effect::Refund => step.order.amount_cents,
         Effect::Reserve | Effect::Release => step.order.quantity,
-        Effect::Ship | Effect::Recall | Effect::Notify => 1,
+        Effect::Ship | Effect::Notify => 1,
     };
     sqlx::query("INSERT INTO effects (kind, order_id, reference, amount) VALUES (?1, ?2, ?3, ?4)")
         .bind(effect.name())
