@@ -163,11 +163,24 @@ fn targets(definition: &Definition, participants: &[String]) -> Vec<String> {
             let uri = target.parse::<http::Uri>().ok().filter(|uri| {
                 matches!(uri.scheme_str(), Some("http" | "https")) && uri.authority().is_some()
             });
-            if uri.is_none() {
+            let Some(uri) = uri else {
                 refusals.push(format!("step {}: its {what} is no http URL", step.name));
-            } else if !participants.is_empty() && !participants.iter().any(|known| is_under(target, known)) {
+                continue;
+            };
+            if participants.is_empty() {
+                continue;
+            }
+            if !target.contains('#') && is_plain(uri.path()) {
+                if !participants.iter().any(|known| is_under(&uri, known)) {
+                    refusals.push(format!(
+                        "step {}: its {what} is not among `participants` of [saga]",
+                        step.name
+                    ));
+                }
+            } else {
                 refusals.push(format!(
-                    "step {}: its {what} is not among `participants` of [saga]",
+                    "step {}: the path of its {what} has a segment that is empty, `.` or `..`, a backslash or a \
+                     fragment, also if percent-encoded; with `participants` of [saga] it must be written out",
                     step.name
                 ));
             }
@@ -176,12 +189,64 @@ fn targets(definition: &Definition, participants: &[String]) -> Vec<String> {
     refusals
 }
 
-/// Whether a URL is `known` or something below it.
-fn is_under(target: &str, known: &str) -> bool {
-    let known = known.trim_end_matches('/');
-    target
-        .strip_prefix(known)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '?']))
+/// How often a path may be percent-encoded over itself.
+const DECODED_MAX: usize = 3;
+
+/// Whether a path means the same to everyone: servers differ in whether `..` is resolved before or after decoding, and
+/// the target is sent as it was written.
+fn is_plain(path: &str) -> bool {
+    let mut path = path.as_bytes().to_vec();
+    // A server behind another decodes once more; what is encoded deeper than any of them goes is no honest path.
+    for _ in 0..DECODED_MAX {
+        path = decoded(&path);
+    }
+    if decoded(&path) != path || path.contains(&b'\\') {
+        return false;
+    }
+    let path = path.strip_prefix(b"/").unwrap_or(&path);
+    let path = path.strip_suffix(b"/").unwrap_or(path);
+    path.is_empty()
+        || path.split(|byte| *byte == b'/').all(|segment| {
+            // Some servers cut parameters off a segment before they resolve it.
+            let name = segment.split(|byte| *byte == b';').next().unwrap_or_default();
+            !matches!(name, b"" | b"." | b"..")
+        })
+}
+
+/// A path with its percent escapes decoded once.
+fn decoded(path: &[u8]) -> Vec<u8> {
+    let hex = |at: usize| {
+        let digit = char::from(*path.get(at)?).to_digit(16)?;
+        u8::try_from(digit).ok()
+    };
+    let mut found = Vec::with_capacity(path.len());
+    let mut at = 0;
+    while let Some(byte) = path.get(at) {
+        match (byte, hex(at + 1), hex(at + 2)) {
+            (b'%', Some(high), Some(low)) => {
+                found.push(high * 16 + low);
+                at += 3;
+            }
+            _ => {
+                found.push(*byte);
+                at += 1;
+            }
+        }
+    }
+    found
+}
+
+/// Whether a URL is `known` or something below it, by whole segments of its path.
+fn is_under(target: &http::Uri, known: &str) -> bool {
+    let Ok(known) = known.parse::<http::Uri>() else {
+        return false;
+    };
+    target.scheme() == known.scheme()
+        && target.authority() == known.authority()
+        && target
+            .path()
+            .strip_prefix(known.path().trim_end_matches('/'))
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Who wants something of a saga, and why.
@@ -219,13 +284,63 @@ mod tests {
         assert_eq!(&wanted.input[..], br#"{"n": 1.10,  "big": 12345678901234567890}"#);
     }
 
+    /// Whether a definition with this action is accepted.
+    fn accepted(action: &str, participant: &str) -> bool {
+        let step = serde_json::json!({"name": "a", "action": action, "pivot": true});
+        let body = serde_json::json!({"id": "o-1", "definition": {"name": "n", "steps": [step]}});
+        submission(body.to_string().as_bytes(), &[participant.to_owned()]).is_ok()
+    }
+
     #[test]
     fn a_participant_is_an_origin_or_a_folder_and_not_a_prefix_of_letters() {
-        assert!(is_under("http://a:1/x", "http://a:1"));
-        assert!(is_under("http://a:1/x", "http://a:1/"));
-        assert!(!is_under("http://a:10/x", "http://a:1"));
-        assert!(!is_under("http://a.evil/x", "http://a"));
-        assert!(!is_under("http://a@evil/x", "http://a"));
+        for (target, participant) in [
+            ("http://a:1", "http://a:1"),
+            ("http://a:1/", "http://a:1"),
+            ("http://a:1/x", "http://a:1"),
+            ("http://a:1/x", "http://a:1/"),
+            ("http://A:1/x?to=../b", "http://a:1"),
+            ("http://a:1/pay", "http://a:1/pay/"),
+            ("http://a:1/pay?n=1", "http://a:1/pay"),
+            ("http://a:1/pay/x.y/...", "http://a:1/pay"),
+            ("http://a:1/pay/50%25/", "http://a:1/pay"),
+        ] {
+            assert!(accepted(target, participant), "{target}");
+        }
+        for (target, participant) in [
+            ("http://a:10/x", "http://a:1"),
+            ("https://a:1/x", "http://a:1"),
+            ("http://a.evil/x", "http://a"),
+            ("http://a@evil/x", "http://a"),
+            ("http://x@a/x", "http://a"),
+            ("http://a/payroll", "http://a/pay"),
+            ("http://a", "http://a/pay"),
+        ] {
+            assert!(!accepted(target, participant), "{target}");
+        }
+    }
+
+    #[test]
+    fn a_participants_folder_cannot_be_left_by_dots_however_they_are_written() {
+        for rest in [
+            "/../admin",
+            "/..",
+            "/./x",
+            "/%2e%2e/admin",
+            "/%2E%2e/admin",
+            "/.%2e/admin",
+            "/%252e%252e/admin",
+            "/x%2f..%2f..%2fadmin",
+            "/..;a=b/admin",
+            "/..\\admin",
+            "/%5c..%5cadmin",
+            "//admin",
+            "/x//",
+            "/%2Fadmin",
+            "#/../admin",
+        ] {
+            let target = format!("http://127.0.0.1:1/pay{rest}");
+            assert!(!accepted(&target, "http://127.0.0.1:1/pay"), "{target}");
+        }
     }
 
     #[test]
