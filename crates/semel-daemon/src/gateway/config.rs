@@ -178,7 +178,7 @@ pub(crate) fn read(table: &Table<'_>) -> Option<GatewayConfig> {
     let words = [("optional", false), ("required", true)];
     let required = table.word("key", &words).unwrap_or(false);
     let mut layer = layer(table, if required { methods.clone() } else { Vec::new() });
-    let proxy = proxy(table, upstream.clone());
+    let proxy = proxy(table, upstream.clone(), principal.as_ref());
     if let Some(proxy) = &proxy {
         // The time-out ends a run long before its claim is no longer renewed.
         let total = u64::try_from(proxy.total.as_millis()).unwrap_or(u64::MAX);
@@ -320,7 +320,11 @@ fn layer(table: &Table<'_>, required_for: Vec<Method>) -> semel_http::Config {
     }
 }
 
-fn proxy(table: &Table<'_>, upstream: Option<http::Uri>) -> Option<ProxyConfig> {
+fn proxy(
+    table: &Table<'_>,
+    upstream: Option<http::Uri>,
+    principal: Option<&Principal>,
+) -> Option<ProxyConfig> {
     let ms = |name, default| {
         let given = table.number(name, 1..=86_400_000);
         Duration::from_millis(given.unwrap_or(default))
@@ -334,5 +338,9 @@ fn proxy(table: &Table<'_>, upstream: Option<http::Uri>) -> Option<ProxyConfig> 
         total,
         idle,
         trust_forwarded,
+        principal: match principal {
+            Some(Principal::Header(name)) => Some(name.clone()),
+            Some(Principal::Anonymous) | None => None,
+        },
     })
 }

@@ -23,23 +23,35 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// Takes out what belongs to one connection, and what `Connection` names.
-pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
+/// Takes out what belongs to one connection, and what `Connection` names: all but the fields that say who asks for
+/// what, which end-to-end judgements are made of (`kept`, the key, and Semel's own).
+pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, kept: Option<&HeaderName>) {
+    let kept = |name: &HeaderName| {
+        kept == Some(name)
+            || [headers::IDEMPOTENCY_KEY, headers::IDEMPOTENT_REPLAYED].contains(name)
+            || name.as_str().starts_with("semel-")
+    };
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
         .iter()
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
+        .filter(|name| !kept(name))
         .collect();
     for name in HOP_BY_HOP.iter().chain(&named) {
         headers.remove(name);
     }
 }
 
-/// Prepares the headers of a request for the upstream. `peer` is who connected.
-pub(super) fn request(headers: &mut HeaderMap, peer: Option<IpAddr>, trust_forwarded: bool) {
-    strip_hop_by_hop(headers);
+/// Prepares the headers of a request for the upstream. `peer` is who connected; `principal` says who asks.
+pub(super) fn request(
+    headers: &mut HeaderMap,
+    peer: Option<IpAddr>,
+    trust_forwarded: bool,
+    principal: Option<&HeaderName>,
+) {
+    strip_hop_by_hop(headers, principal);
     headers.remove(header::EXPECT);
     // Only this gateway says these; a client must not.
     for name in [
@@ -156,7 +168,7 @@ mod tests {
             ("idempotency-key", "a"),
             ("accept", "*/*"),
         ]);
-        request(&mut headers, None, false);
+        request(&mut headers, None, false, None);
         let mut names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(
@@ -175,7 +187,7 @@ mod tests {
         ];
         let peer = Some("10.0.0.2".parse().unwrap());
         let mut anew = map(&sent);
-        request(&mut anew, peer, false);
+        request(&mut anew, peer, false, None);
         assert_eq!(get(&anew, "x-forwarded-for"), Some("10.0.0.2"));
         assert_eq!(get(&anew, "x-forwarded-host"), Some("shop.example"));
         assert_eq!(get(&anew, "x-forwarded-proto"), Some("http"));
@@ -186,7 +198,7 @@ mod tests {
         assert_eq!(get(&anew, "host"), None);
 
         let mut added = map(&sent);
-        request(&mut added, peer, true);
+        request(&mut added, peer, true, None);
         assert_eq!(get(&added, "x-forwarded-for"), Some("10.0.0.1, 10.0.0.2"));
         assert_eq!(get(&added, "x-forwarded-proto"), Some("https"));
         let both = "for=10.0.0.1, for=10.0.0.2;host=\"shop.example\";proto=http";

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::extract::ConnectInfo;
-use http::{HeaderValue, Method, Request, Response, Uri, Version, header};
+use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, Version, header};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -33,6 +33,8 @@ pub(crate) struct ProxyConfig {
     pub(crate) idle: Duration,
     /// Whether a proxy in front says who asked.
     pub(crate) trust_forwarded: bool,
+    /// The field that says who asks; it reaches the upstream whatever the client calls it.
+    pub(crate) principal: Option<HeaderName>,
 }
 
 /// Sends requests on. Cheap to clone.
@@ -78,6 +80,7 @@ impl Proxy {
             &mut parts.headers,
             peer.map(|ip: IpAddr| ip.to_canonical()),
             self.config.trust_forwarded,
+            self.config.principal.as_ref(),
         );
         let claim = parts.extensions.get::<ClaimInfo>().cloned();
         parts.extensions.clear();
@@ -103,7 +106,7 @@ impl Proxy {
         match answer {
             Some(Ok(answer)) => {
                 let (mut parts, body) = answer.into_parts();
-                forward::strip_hop_by_hop(&mut parts.headers);
+                forward::strip_hop_by_hop(&mut parts.headers, None);
                 if !keyed {
                     parts.headers.remove(SEMEL_NO_STORE);
                 }

@@ -59,6 +59,43 @@ async fn the_upstream_learns_key_token_attempt_and_deadline_and_who_asked() {
     assert!(!seen.contains("forged") && !seen.contains("x-hop"), "{seen}");
 }
 
+/// Else the claim would be made in one caller's name and the upstream would see none.
+#[tokio::test]
+async fn a_client_cannot_have_the_key_or_the_principal_dropped_by_naming_them_in_connection() {
+    let upstream = Upstream::start(|_| {
+        answer(
+            "200 OK",
+            &["connection: semel-outcome", "semel-outcome: refused"],
+            "",
+        )
+    })
+    .await;
+    let world = World::with(upstream.address, "principal_header = \"X-User\"");
+    for method in ["POST", "GET"] {
+        let mut request = request(method, "/orders", "a");
+        for (name, value) in [
+            ("x-user", "alice"),
+            ("x-hop", "1"),
+            ("connection", "close, X-User, x-hop"),
+            ("connection", "Idempotency-Key, Semel-Token, x-forwarded-for"),
+        ] {
+            request
+                .headers_mut()
+                .append(name, HeaderValue::from_static(value));
+        }
+        assert_eq!(world.send(request).await.outcome(), "refused");
+        let seen = upstream.seen().remove(upstream.count() - 1).to_ascii_lowercase();
+        for line in ["x-user: alice", "idempotency-key: a", "x-forwarded-for: 10.0.0.2"] {
+            assert!(
+                seen.lines().any(|found| found == line),
+                "{line} is not in\n{seen}"
+            );
+        }
+        assert!(!seen.contains("x-hop"), "{seen}");
+        assert_eq!(seen.contains("semel-token: 1"), method == "POST", "{seen}");
+    }
+}
+
 #[tokio::test]
 async fn the_upstreams_control_headers_are_obeyed_and_stripped() {
     let upstream = Upstream::start(|n| match n {
