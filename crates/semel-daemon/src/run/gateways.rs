@@ -9,13 +9,13 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 use semel_core::error::chain;
 use semel_core::wire;
+use semel_http::{Problem, ProblemKind};
 use tower::ServiceExt as _;
 
 use super::Context;
 use super::health::Part;
 use super::listen::{Bound, PortError};
 use super::metrics::GatewayLabels;
-use super::problem::Problem;
 use super::stores::Handle;
 use crate::gateway::{self, GatewayConfig};
 
@@ -104,7 +104,11 @@ async fn answer(State(front): State<Front>, request: Request) -> Response {
             Err(never) => match never {},
         },
         None => {
-            Problem::unavailable("the gateway is not open yet: /readyz of semel says why; nothing was sent")
+            let detail = "the store of keys is not open: /readyz of semel says why; nothing was sent, send the same \
+                          request again later";
+            Problem::new(ProblemKind::StoreUnavailable, detail)
+                .retry_after(1)
+                .response()
                 .into_response()
         }
     };

@@ -111,6 +111,26 @@ async fn answers_survive_kill_9_and_a_request_cut_off_by_it_is_unknown_and_not_s
 }
 
 #[tokio::test]
+async fn while_its_store_is_not_open_a_gateway_refuses_in_words_a_client_understands() {
+    let upstream = Upstream::start().await;
+    let port = free_port();
+    let folder = Folder::new(&format!(
+        "[store]\nurl = \"postgres://app@127.0.0.1:1/shop\"\n[[gateway]]\nname = \"api\"\n\
+         listen = \"127.0.0.1:{port}\"\nupstream = \"http://127.0.0.1:{}\"\nprincipal_header = \"X-User\"\n",
+        upstream.port
+    ));
+    let daemon = folder.start().await;
+    let refused = send(port, "/charge", "a").await;
+    assert_eq!(refused.status(), 503);
+    assert_eq!(json(&refused)["code"], "SEM0411", "{refused:?}");
+    assert_eq!(json(&refused)["outcome"], "refused");
+    assert_eq!(refused.headers()["semel-outcome"], "refused");
+    assert_eq!(refused.headers()["retry-after"], "1");
+    assert_eq!(upstream.done(), 0);
+    drop(daemon);
+}
+
+#[tokio::test]
 async fn a_stop_waits_for_what_was_begun() {
     let upstream = Upstream::start().await;
     let port = free_port();
