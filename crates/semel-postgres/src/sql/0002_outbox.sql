@@ -10,6 +10,12 @@ CREATE FUNCTION semel.headers_ok(headers text) RETURNS boolean LANGUAGE sql IMMU
       AND coalesce(sum(length(h->>0) + length(h->>1) / 2), 0) <= 16384
     FROM jsonb_array_elements(headers::jsonb) h $$;
 
+-- Microseconds since 1970 of a row's created_at. It cannot fail, so that no row stops a relay: a time that only a table
+-- without its constraint can hold (infinity, a year beyond 9999) is read as the nearest one that can be sent.
+CREATE FUNCTION semel.created_us(at timestamptz) RETURNS bigint LANGUAGE sql STABLE
+  AS $$ SELECT (extract(epoch FROM least(greatest(at, timestamptz '1970-01-01 00:00:00+00'),
+    timestamptz '9999-12-31 23:59:59.999999+00')) * 1000000)::bigint $$;
+
 -- Events, written in the business transaction and never changed. Call semel.enqueue, or INSERT yourself:
 --   INSERT INTO semel.outbox (topic, type, key, content_type, data) VALUES (...)
 -- and leave id, xid, slot and created_at to their defaults. headers = JSON [["name","hexadecimal value"], ...].
@@ -37,7 +43,8 @@ CREATE TABLE semel.outbox (
   data         bytea CONSTRAINT data_is_at_most_900000_bytes CHECK (octet_length(data) <= 900000),
   traceparent  text CONSTRAINT traceparent_is_at_most_255_bytes_without_control_characters
                CHECK (octet_length(traceparent) <= 255 AND traceparent !~ '[\u0001-\u001f\u007f-\u009f]'),
-  created_at   timestamptz NOT NULL DEFAULT clock_timestamp()
+  created_at   timestamptz NOT NULL DEFAULT clock_timestamp() CONSTRAINT created_at_is_of_the_years_1970_to_9999
+               CHECK (created_at >= '1970-01-01 00:00:00+00' AND created_at < '10000-01-01 00:00:00+00')
 );
 -- Both halves of a batch are ranges of it: written since the last look, and open then.
 CREATE INDEX outbox_xid ON semel.outbox (xid, id);

@@ -9,7 +9,7 @@ LEFT JOIN LATERAL (
   SELECT p.*, count(*) OVER () AS found,
     sum(coalesce(octet_length(p.data), 0)) OVER (ORDER BY p.id) AS running FROM (
     SELECT o.id, o.stream, o.event_id, o.topic, o.type, o.source, o.key, o.content_type, o.headers,
-      o.data, o.traceparent, semel.us(o.created_at) AS created_us
+      o.data, o.traceparent, semel.created_us(o.created_at) AS created_us
     FROM semel.outbox o
     WHERE o.id > $10 AND o.stream = $1 AND o.slot BETWEEN $8 AND $9
       AND NOT pg_visible_in_snapshot(o.xid, $6::pg_snapshot) AND pg_visible_in_snapshot(o.xid, $7::pg_snapshot)

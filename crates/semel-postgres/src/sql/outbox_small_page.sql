@@ -9,7 +9,7 @@ LEFT JOIN LATERAL (
   SELECT p.*, count(*) OVER () AS found,
     sum(coalesce(octet_length(p.data), 0)) OVER (ORDER BY p.id) AS running FROM (
     SELECT o.id, o.stream, o.event_id, o.topic, o.type, o.source, o.key, o.content_type, o.headers,
-      o.data, o.traceparent, semel.us(o.created_at) AS created_us
+      o.data, o.traceparent, semel.created_us(o.created_at) AS created_us
     FROM (
       SELECT * FROM semel.outbox
       WHERE xid >= pg_snapshot_xmax($6::pg_snapshot) AND xid < pg_snapshot_xmax($7::pg_snapshot)

@@ -388,7 +388,7 @@ impl OutboxStore for Postgres {
             let found = shard(row)?;
             let sql = format!(
                 "SELECT count(*) AS rows,
-                   (extract(epoch FROM clock_timestamp() - min(created_at)) * 1000)::bigint AS oldest_ms,
+                   (extract(epoch FROM clock_timestamp() - min(created_at) FILTER (WHERE isfinite(created_at))) * 1000)::bigint AS oldest_ms,
                    (SELECT count(*) FROM semel.outbox_exception WHERE stream = $2 AND shard = $8) AS exceptions
                  FROM (SELECT created_at FROM ({NOT_IN_PREV}) b
                    WHERE NOT ($5::text IS NOT NULL AND id <= $6

@@ -12,7 +12,7 @@ use crate::error::classify;
 
 /// The columns that [`page_row`] reads.
 pub(super) const EVENT: &str = "id, stream, event_id, topic, type, source, key, content_type, headers, data,
-  traceparent, semel.us(created_at) AS created_us";
+  traceparent, semel.created_us(created_at) AS created_us";
 /// The columns that [`shard`] reads, of the table `s`.
 pub(super) const SHARD: &str = "s.stream, s.shard, s.slot_first, s.slot_last, s.epoch, s.nonce, s.owner,
   s.until > clock_timestamp() AS held, s.prev::text AS prev, s.open::text AS open, s.last_id, s.batch_no, s.version,

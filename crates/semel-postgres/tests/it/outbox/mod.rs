@@ -8,7 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use semel_core::host::{random_16, uuid_v7};
 use semel_core::relay::{Cursor, OwnedShard};
-use semel_core::store::{Acquire, CursorSave, Guarded, Opening, PageSize};
+use semel_core::store::{Acquire, CursorSave, Exception, ExceptionKind, Guarded, Opening, PageSize};
 use semel_core::{ErrorKind, Event, Nonce, OutboxStore as _, StoreError, SystemClock};
 use semel_postgres::{Config, Postgres, tx};
 use semel_testkit::laws::outbox::{World, Writer};
@@ -255,6 +255,14 @@ async fn sql_refuses_what_can_never_be_sent() {
             "INSERT INTO semel.outbox (topic, type, slot) VALUES ('t', 't', 3)",
             "slot",
         ),
+        (
+            "INSERT INTO semel.outbox (topic, type, created_at) VALUES ('t', 't', 'infinity')",
+            "created_at_is_of_the_years_1970_to_9999",
+        ),
+        (
+            "INSERT INTO semel.outbox (topic, type, created_at) VALUES ('t', 't', '-infinity')",
+            "created_at_is_of_the_years_1970_to_9999",
+        ),
     ] {
         let error = sqlx::raw_sql(sql)
             .execute(db.pool())
@@ -268,6 +276,59 @@ async fn sql_refuses_what_can_never_be_sent() {
         .await
         .unwrap();
     assert_eq!(rows, 0);
+}
+
+/// A time beyond all bounds, in a table that has lost its constraint, stops nobody: neither pages, nor exceptions, nor
+/// the backlog fail.
+#[tokio::test]
+async fn a_row_written_at_an_impossible_time_is_read_like_any_other() {
+    let server = semel_testkit::servers::postgres();
+    let db = Postgres::connect(Config::new(server.fresh_database()))
+        .await
+        .unwrap();
+    db.migrate().await.unwrap();
+    sqlx::raw_sql(
+        "ALTER TABLE semel.outbox DROP CONSTRAINT IF EXISTS created_at_is_of_the_years_1970_to_9999",
+    )
+    .execute(db.pool())
+    .await
+    .unwrap();
+    let mut owned = own(&db).await;
+    for time in ["infinity", "-infinity", "4713-01-01 BC", "294276-12-31"] {
+        sqlx::query(
+            "INSERT INTO semel.outbox (topic, type, data, created_at) VALUES ('t', 't', $1, $2::text::timestamptz)",
+        )
+        .bind(time.as_bytes())
+        .bind(time)
+        .execute(db.pool())
+        .await
+        .unwrap();
+    }
+    db.backlog().await.unwrap();
+    let Guarded::Done(Opening::Opened(cursor)) =
+        db.open_batch(&owned.lease, &owned.cursor, false).await.unwrap()
+    else {
+        panic!("four rows are there")
+    };
+    assert_eq!(rest(&db, &owned, &cursor).await.len(), 4);
+    let save = CursorSave {
+        last_id: 1,
+        finished: false,
+        suspect: None,
+        exceptions: vec![Exception {
+            row: 1,
+            kind: ExceptionKind::Skipped,
+            attempts: 1,
+            reason: "refused".to_owned(),
+        }],
+        from: cursor,
+    };
+    let Guarded::Done(cursor) = db.save_cursor(&owned.lease, &save).await.unwrap() else {
+        panic!("mine")
+    };
+    owned.cursor = cursor;
+    let stored = db.exceptions("default", 0, 10).await.unwrap();
+    assert!(stored[0].row.row.created_at.rfc3339().starts_with("9999-12-31"));
 }
 
 /// Rule O9: on another cluster transaction ids mean nothing. The relay stops; after the documented step every row still
