@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
+use semel_client::{ClientError, ClientErrorKind};
 use semel_core::store::{SinkError, SinkErrorClass};
 use semel_core::wire;
 
@@ -24,6 +25,21 @@ pub(crate) fn judge(answer: &Response<Bytes>) -> Result<(), SinkError> {
     let mut error = SinkError::new(class, format!("{status}: {body}"));
     error.retry_after = retry_after(answer);
     Err(error)
+}
+
+/// No whole answer came. One whose body is too long is still an answer: its status says all there is to know, and an
+/// event that was taken must not be sent again and again for what came after it.
+pub(crate) fn judge_failure(error: &ClientError) -> Result<(), SinkError> {
+    let class = match (error.kind(), error.status()) {
+        (ClientErrorKind::ResponseTooLarge, Some(status)) if status.is_success() => return Ok(()),
+        (ClientErrorKind::ResponseTooLarge, Some(status)) => class(status, None),
+        _ => SinkErrorClass::Away,
+    };
+    let text = match error.status() {
+        Some(status) => format!("{status}: {error}"),
+        None => error.to_string(),
+    };
+    Err(SinkError::new(class, text))
 }
 
 const fn class(status: StatusCode, outcome: Option<&[u8]>) -> SinkErrorClass {

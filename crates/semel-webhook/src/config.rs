@@ -18,7 +18,7 @@ pub struct WebhookConfig {
     pub in_flight_max: usize,
     /// How long connecting may take. Default 3 s.
     pub connect_timeout: Duration,
-    /// Bytes of an answer's body that are read; a longer one counts as no answer. Default 64 KiB.
+    /// Bytes of an answer's body that are read; of a longer one only the status counts. Default 64 KiB.
     pub response_bytes_max: usize,
 }
 

@@ -20,10 +20,12 @@
 //! # What answers mean
 //! | answer | class |
 //! | --- | --- |
-//! | 2xx | the receiver has it |
-//! | 408, 425, 429, 5xx, none, a broken or overlong one; 409 with `semel-outcome: running` | away: again later, no attempt spent; `retry-after` in seconds is honoured |
+//! | 2xx | the receiver has it, however long the body is |
+//! | 408, 425, 429, 5xx, none, a broken one; 409 with `semel-outcome: running` | away: again later, no attempt spent; `retry-after` in seconds is honoured |
 //! | 3xx (never followed), 401, 403, 404, 405, 407, 410, 421 | destination: the stream pauses and says why |
 //! | other 4xx | this message: an attempt is spent, then the poison policy |
+//!
+//! A body longer than [`WebhookConfig::response_bytes_max`] is not read to its end: the status alone counts.
 //!
 //! # Guarantees
 //! Every attempt is the same request. One per ordering key at a time. A whole exchange ends within its deadline and

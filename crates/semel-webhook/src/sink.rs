@@ -73,11 +73,10 @@ async fn send(
             format!("no request can be made of it: {error}"),
         )
     })?;
-    let answer = client
-        .send(request, deadline)
-        .await
-        .map_err(|error| SinkError::new(SinkErrorClass::Away, error.to_string()))?;
-    answer::judge(&answer)
+    match client.send(request, deadline).await {
+        Ok(answer) => answer::judge(&answer),
+        Err(error) => answer::judge_failure(&error),
+    }
 }
 
 #[async_trait]
@@ -111,7 +110,9 @@ impl Sink for WebhookSink {
         Box::pin(join_all(sends))
     }
 
-    /// Any answer at all to a `HEAD` of the URL: what it says about that method does not matter.
+    /// Any answer at all to a `HEAD` of the URL: what it says about that method does not matter, so that a receiver
+    /// that answers 404, 405, 500 or 501 to it is there. Only 502, 503 and 504 count as nobody: they are what a proxy
+    /// says when there is none behind it.
     async fn probe(&self) -> Result<(), SinkError> {
         let away = |text: String| SinkError::new(SinkErrorClass::Away, text);
         let mut request = http::Request::head(self.target.url("probe"));
@@ -126,9 +127,9 @@ impl Sink for WebhookSink {
             .send(request, PROBE)
             .await
             .map_err(|error| away(error.to_string()))?;
-        if answer.status().is_server_error() {
-            return Err(away(answer.status().to_string()));
+        match answer.status().as_u16() {
+            502..=504 => Err(away(answer.status().to_string())),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }

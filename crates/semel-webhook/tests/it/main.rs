@@ -61,11 +61,21 @@ async fn a_redirect_is_not_followed() {
 }
 
 #[tokio::test]
-async fn an_answer_without_end_is_cut_and_counts_as_none() {
-    let app = Router::new().route("/in", post(|| async { "x".repeat(1_001) }));
-    let error = send(&sink(&serve(app).await), LONG).await.unwrap_err();
-    assert_eq!(error.class, SinkErrorClass::Away);
-    assert!(error.message.contains("response_bytes_max = 1000"), "{error}");
+async fn an_answer_too_long_is_cut_and_judged_by_its_status() {
+    for (status, class) in [
+        (StatusCode::OK, None),
+        (StatusCode::BAD_REQUEST, Some(SinkErrorClass::Message)),
+        (StatusCode::NOT_FOUND, Some(SinkErrorClass::Destination)),
+        (StatusCode::INTERNAL_SERVER_ERROR, Some(SinkErrorClass::Away)),
+    ] {
+        let app = Router::new().route("/in", post(move || async move { (status, "x".repeat(1_001)) }));
+        let error = send(&sink(&serve(app).await), LONG).await.err();
+        assert_eq!(error.as_ref().map(|error| error.class), class, "{status}");
+        if let Some(error) = error {
+            assert!(error.message.contains("response_bytes_max = 1000"), "{error}");
+            assert!(error.message.contains(status.as_str()), "{error}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -82,11 +92,24 @@ async fn a_receiver_that_does_not_answer_is_away_at_the_deadline() {
 async fn a_probe_asks_whether_anybody_is_there() {
     let app = Router::new().route("/in", post(|| async { StatusCode::OK }));
     sink(&serve(app).await).probe().await.unwrap();
-    let app = Router::new().route("/in", any(|| async { StatusCode::BAD_GATEWAY }));
-    assert_eq!(
-        sink(&serve(app).await).probe().await.unwrap_err().class,
-        SinkErrorClass::Away
-    );
+    for status in [
+        StatusCode::NOT_FOUND,
+        StatusCode::METHOD_NOT_ALLOWED,
+        StatusCode::INTERNAL_SERVER_ERROR,
+        StatusCode::NOT_IMPLEMENTED,
+    ] {
+        let app = Router::new().route("/in", any(move || async move { status }));
+        sink(&serve(app).await).probe().await.unwrap();
+    }
+    for status in [
+        StatusCode::BAD_GATEWAY,
+        StatusCode::SERVICE_UNAVAILABLE,
+        StatusCode::GATEWAY_TIMEOUT,
+    ] {
+        let app = Router::new().route("/in", any(move || async move { status }));
+        let error = sink(&serve(app).await).probe().await.unwrap_err();
+        assert_eq!(error.class, SinkErrorClass::Away, "{status}");
+    }
     let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", gone.local_addr().unwrap());
     drop(gone);
