@@ -59,6 +59,14 @@ impl Finding {
         }
     }
 
+    /// It will not work; what was found says what to do by itself.
+    pub(crate) fn failed(part: impl Into<String>, check: &'static str, found: impl Into<String>) -> Self {
+        Self {
+            verdict: Verdict::Bad,
+            ..Self::ok(part, check, found)
+        }
+    }
+
     /// It will not work.
     pub(crate) fn bad(
         part: impl Into<String>,

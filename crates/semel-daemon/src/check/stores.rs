@@ -1,5 +1,6 @@
 //! Stores: reachable, with the right schema, durable.
 
+use semel_core::ErrorKind;
 use semel_core::error::chain;
 
 use super::findings::Finding;
@@ -21,7 +22,13 @@ pub(crate) async fn check(configs: &[StoreConfig], findings: &mut Vec<Finding>) 
             Ok(store) => store,
             Err(error) => {
                 let found = format!("{}: {}", config.url, chain(&error));
-                findings.push(Finding::bad(part, "reachable", found, "start it, or mend `url`"));
+                // A file is nothing to start, and every other error says what to do.
+                let away = error.kind() == ErrorKind::Unavailable && !config.url.is_sqlite();
+                findings.push(if away {
+                    Finding::bad(part, "reachable", found, "start it, or mend `url`")
+                } else {
+                    Finding::failed(part, "reachable", found)
+                });
                 continue;
             }
         };
@@ -96,7 +103,8 @@ async fn schema(part: &str, store: &Store, migrate: bool) -> Finding {
                 Finding::bad(part, "schema", text, "run `semel migrate`")
             }
         }
-        Err(error) => Finding::bad(part, "schema", chain(&error), "upgrade this semel"),
+        // A newer schema's error says that a newer semel is needed; others say other things.
+        Err(error) => Finding::failed(part, "schema", chain(&error)),
     }
 }
 

@@ -103,6 +103,10 @@ async fn keep(config: StoreConfig, part: Part, ready: watch::Sender<Option<Store
         match attempt {
             Ok(store) => break store,
             // A database that is being set up, or about to be migrated, is waited for. A newer one never fits.
+            // The file is named: its path may have been put together from the configuration's folder.
+            Err(error) if config.url.is_sqlite() => {
+                part.waiting(format!("{}: {}", config.url, chain(&error)));
+            }
             Err(error) => part.waiting(chain(&error)),
         }
         failures += 1;

@@ -62,6 +62,58 @@ fn each_server_that_is_away_is_named_and_the_exit_code_is_1() {
     assert_eq!(code, 0, "the file itself is fine");
 }
 
+/// An error that says what to do is not followed by advice for another one.
+#[test]
+fn only_a_server_that_is_away_is_to_be_started_and_only_a_newer_schema_needs_a_newer_semel() {
+    let folder = Folder::new(
+        "[store]\nurl = \"sqlite:semel.db\"\n[stores.away]\nurl = \"postgres://app@127.0.0.1:1/shop\"\n\
+         acquire_timeout_ms = 500\n",
+    );
+    std::fs::write(folder.file("semel.db"), "this is no database".repeat(100)).unwrap();
+    let (stdout, _, code) = texts(&run(folder.path(), &["check"]));
+    assert_eq!(code, 1, "{stdout}");
+    let damaged = line(&stdout, "store default", "reachable");
+    assert!(
+        damaged.contains("SEM0203") && !damaged.contains("start it"),
+        "{damaged}"
+    );
+    let away = line(&stdout, "store away", "reachable");
+    assert!(away.contains("SEM0104") && away.contains("start it"), "{away}");
+
+    std::fs::remove_file(folder.file("semel.db")).unwrap();
+    assert_eq!(
+        run(folder.path(), &["migrate", "--url", "sqlite:semel.db"])
+            .status
+            .code(),
+        Some(0)
+    );
+    let schema = |sql: &'static str| {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let db = semel_sqlite::Sqlite::open(semel_sqlite::Config::new(folder.file("semel.db")))
+                .await
+                .unwrap();
+            let mut tx = db.begin().await.unwrap();
+            sqlx::raw_sql(sql).execute(&mut *tx).await.unwrap();
+            tx.commit().await.unwrap();
+            db.close().await;
+        });
+        let (stdout, _, code) = texts(&run(folder.path(), &["check"]));
+        assert_eq!(code, 1);
+        line(&stdout, "store default", "schema").to_owned()
+    };
+    let newer = schema("UPDATE semel_schema SET version = version + 1000");
+    assert_eq!(newer.matches("newer semel").count(), 1, "{newer}");
+    let broken = schema("DROP TABLE semel_schema; CREATE TABLE semel_schema (other INTEGER)");
+    assert!(
+        !broken.contains("upgrade") && !broken.contains("newer"),
+        "{broken}"
+    );
+}
+
 #[tokio::test]
 async fn a_port_in_use_is_told_apart_from_a_semel_that_runs() {
     let folder = Folder::new("");

@@ -55,6 +55,17 @@ async fn a_store_that_is_away_is_named_and_every_role_goes_on_when_it_returns() 
     assert_eq!(code, 0, "{log}");
 }
 
+#[tokio::test]
+async fn a_sqlite_file_that_cannot_be_opened_is_named() {
+    let folder = Folder::new("[store]\nurl = \"sqlite:nowhere/semel.db\"");
+    let daemon = folder.start().await;
+    until("readyz says which file", async || {
+        reason(&daemon).await.contains("nowhere/semel.db: SEM0104")
+    })
+    .await;
+    assert_eq!(daemon.stop().await.0, 0);
+}
+
 fn saga(id: &str, receiver: &Receiver) -> serde_json::Value {
     serde_json::json!({
         "id": id,
