@@ -1,9 +1,10 @@
 -- Events, written in the business transaction and never changed. AUTOINCREMENT: without it the id of a deleted last
 -- row would be used again, and a cursor would pass it over. From other languages a plain INSERT is enough:
 --   slot = the first two bytes (big endian) of SHA-256 of key, or of event_id where there is no key, modulo 4096;
---   headers = JSON [["name","hexadecimal value"], ...] or NULL; created_at = microseconds since 1970 in UTC.
+--   headers = JSON [["name","hexadecimal value"], ...] or NULL; created_at = microseconds since 1970 in UTC;
+--   id is left out: SQLite gives it, and one below a cursor would never be sent.
 CREATE TABLE semel_outbox (
-  id           INTEGER PRIMARY KEY AUTOINCREMENT,
+  id           INTEGER PRIMARY KEY AUTOINCREMENT CHECK (id > 0),
   stream       TEXT NOT NULL DEFAULT 'default',
   slot         INTEGER NOT NULL CHECK (slot BETWEEN 0 AND 4095),
   event_id     BLOB NOT NULL CHECK (length(event_id) = 16),
@@ -17,6 +18,11 @@ CREATE TABLE semel_outbox (
   traceparent  TEXT,
   created_at   INTEGER NOT NULL
 ) STRICT;
+-- An id that was left out is -1 here; a -1 that was written fails the table's check.
+CREATE TRIGGER semel_outbox_own_id BEFORE INSERT ON semel_outbox WHEN NEW.id IS NOT NULL AND NEW.id <> -1
+BEGIN
+  SELECT RAISE(ABORT, 'semel_outbox.id is given by SQLite; leave the column out');
+END;
 
 -- One row per shard: who owns it, and how far it has got. A mark is a row id: SQLite has one writer at a time, so
 -- ids are in the order of commits.

@@ -101,6 +101,45 @@ async fn a_row_that_cannot_be_read_is_barred_alone() {
     assert_eq!(stored[0].row.row.event.data.as_deref(), Some(&[1_u8][..]));
 }
 
+/// An id of the writer's choice could lie below the cursor, and its event would never be sent.
+#[tokio::test]
+async fn an_insert_that_chooses_its_own_id_is_refused() {
+    let (world, dir) = world().await;
+    let db = Sqlite::open(semel_sqlite::Config::new(dir.path().join("test.db")))
+        .await
+        .unwrap();
+    let insert = |id: &str| {
+        format!(
+            "INSERT INTO semel_outbox (id, slot, event_id, topic, type, created_at)
+             VALUES ({id}, 1, x'00000000000000000000000000000007', 't', 'e', 1)"
+        )
+    };
+    let first = world.write(&[event("k", "1")]).await[0];
+    for (id, why) in [
+        ("1", "leave the column out"),
+        ("1000", "leave the column out"),
+        ("0", "leave the column out"),
+        ("-2", "leave the column out"),
+        ("-1", "CHECK constraint failed"),
+    ] {
+        let mut tx = db.begin().await.unwrap();
+        let error = sqlx::raw_sql(sqlx::AssertSqlSafe(insert(id)))
+            .execute(&mut *tx)
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(why), "{id}: {error}");
+        tx.rollback().await.unwrap();
+    }
+    let mut tx = db.begin().await.unwrap();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(insert("NULL")))
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    db.commit(tx).await.unwrap();
+    assert_eq!(world.write(&[event("k", "2")]).await, [first + 2]);
+}
+
 /// A table that was emptied and began anew is not taken for a quiet one.
 #[tokio::test]
 async fn a_table_that_was_replaced_stops_the_relay() {
