@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -111,10 +111,13 @@ pub(crate) fn main() -> Exit {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            let exit = if error.use_stderr() { Exit::Usage } else { Exit::Ok };
-            // clap writes help to stdout and mistakes to stderr; a closed pipe is no error.
-            let _ = error.print();
-            return exit;
+            // clap writes help to stdout and mistakes to stderr.
+            let printed = error.print();
+            if error.use_stderr() {
+                return Exit::Usage;
+            }
+            out::wrote(printed.and_then(|()| std::io::stdout().flush()));
+            return Exit::Ok;
         }
     };
     match cli.command {

@@ -22,5 +22,5 @@ mod store;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    cli::main().into()
+    out::end(cli::main()).into()
 }

@@ -1,11 +1,39 @@
 //! What a person or a pipe sees: data on stdout, everything else on stderr, colour and tables only in a terminal.
 
 use std::fmt::Display;
-use std::io::{IsTerminal as _, Write as _, stderr, stdout};
+use std::io::{ErrorKind, IsTerminal as _, Write as _, stderr, stdout};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Writes data and a newline to stdout. A reader that went away (`| head`) is no error.
+use crate::exit::Exit;
+
+/// Whether data was lost on its way to stdout.
+static LOST: AtomicBool = AtomicBool::new(false);
+
+/// Writes data and a newline to stdout. A reader that went away (`| head`) is no error; any other failure is told, and
+/// [`end`] makes it the command's.
 pub(crate) fn data(text: impl Display) {
-    let _ = writeln!(stdout().lock(), "{text}");
+    let mut stdout = stdout().lock();
+    wrote(writeln!(stdout, "{text}").and_then(|()| stdout.flush()));
+}
+
+/// Looks at how writing to stdout went.
+pub(crate) fn wrote(result: std::io::Result<()>) {
+    match result {
+        Err(cause) if cause.kind() != ErrorKind::BrokenPipe => {
+            if !LOST.swap(true, Ordering::Relaxed) {
+                error(format_args!("stdout cannot be written: {cause}"));
+            }
+        }
+        Ok(()) | Err(_) => {}
+    }
+}
+
+/// The command's end: a success whose data was lost is none.
+pub(crate) fn end(exit: Exit) -> Exit {
+    match exit {
+        Exit::Ok if LOST.load(Ordering::Relaxed) => Exit::Failed,
+        other => other,
+    }
 }
 
 /// Says something to the person at the terminal.
