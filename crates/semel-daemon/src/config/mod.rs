@@ -14,6 +14,7 @@ pub(crate) mod sink;
 pub(crate) mod spec;
 pub(crate) mod store;
 
+use std::io::Read as _;
 use std::path::Path;
 
 use mistake::Report;
@@ -92,21 +93,38 @@ pub(crate) struct Config {
 /// # Errors
 /// Every mistake in it.
 pub(crate) fn load(path: &Path) -> Result<Config, Report> {
-    let size = std::fs::metadata(path).map(|meta| meta.len()).unwrap_or(0);
-    if size > FILE_BYTES_MAX {
-        let message = format!("the file has {size} bytes, more than {FILE_BYTES_MAX}");
-        return Err(Report::whole(path, message, "is this the right file?"));
-    }
-    let text = std::fs::read_to_string(path).map_err(|error| {
+    let text = text(path)?;
+    let env = |name: &str| std::env::var(name).ok();
+    parse(path, &text, &env)
+}
+
+/// Reads the whole file, which must have an end: a pipe may wait for a writer, and a device gives bytes for ever.
+fn text(path: &Path) -> Result<String, Report> {
+    let unreadable = |error: std::io::Error| {
         let fix = match error.kind() {
             std::io::ErrorKind::NotFound => "name the file with -c, or start from semel.example.toml",
             std::io::ErrorKind::InvalidData => "save it as UTF-8",
             _ => "check that semel may read it",
         };
         Report::whole(path, format!("the file cannot be read: {error}"), fix)
-    })?;
-    let env = |name: &str| std::env::var(name).ok();
-    parse(path, &text, &env)
+    };
+    // Before it is opened: opening a pipe waits already.
+    if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+        let fix = "write the configuration to a file and name that: pipes, devices and folders are not read";
+        return Err(Report::whole(path, "this is no regular file", fix));
+    }
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).map_err(unreadable)?;
+    // One byte more than allowed tells. The size that the system gives is not asked: it may grow, or be 0 in /proc.
+    file.take(FILE_BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(unreadable)?;
+    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > FILE_BYTES_MAX {
+        let message = format!("the file has more than {FILE_BYTES_MAX} bytes");
+        return Err(Report::whole(path, message, "is this the right file?"));
+    }
+    String::from_utf8(bytes)
+        .map_err(|error| unreadable(std::io::Error::new(std::io::ErrorKind::InvalidData, error)))
 }
 
 /// Checks a text; `path` names it in messages, and relative SQLite files are taken from its folder.
