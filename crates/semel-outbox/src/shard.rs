@@ -131,6 +131,17 @@ async fn save_cursor(
     let reply = store.save_cursor(lease, save).await;
     if let Ok(Guarded::Done(_)) = &reply {
         crash_point("relay.cursor_saved");
+        for it in &save.exceptions {
+            tracing::warn!(
+                stream = %lease.shard.stream,
+                shard = lease.shard.index,
+                row = it.row,
+                event = %it.event_id,
+                kind = it.kind.as_str(),
+                reason = %it.reason,
+                "an event was set aside and will not be sent"
+            );
+        }
         if save.finished {
             crash_point("relay.batch_finished");
         }

@@ -379,8 +379,7 @@ impl Machine {
             self.reading.to = row;
             self.window.admit(page_row);
             if key.is_some_and(|key| self.parked.contains(&key)) {
-                let why = behind(row, 0);
-                self.window.except(row, why.kind, &why.reason);
+                self.window.except(row, ExceptionKind::Behind, &behind(0));
                 self.counters.excepted += 1;
             } else if let Some(why) = barred {
                 self.poison(row, &why);

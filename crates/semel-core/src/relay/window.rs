@@ -128,6 +128,7 @@ impl Window {
         let Some(entry) = self.get_mut(row) else { return };
         entry.state = State::Excepted(Exception {
             row,
+            event_id: entry.row.event.id,
             kind,
             attempts: entry.attempts,
             reason: reason.to_owned(),
@@ -143,7 +144,13 @@ impl Window {
         let mut count = 0;
         for entry in &mut self.entries {
             if matches!(entry.state, State::Queued) && entry.key() == Some(key) {
-                entry.state = State::Excepted(behind(entry.row.row, first));
+                entry.state = State::Excepted(Exception {
+                    row: entry.row.row,
+                    event_id: entry.row.event.id,
+                    kind: ExceptionKind::Behind,
+                    attempts: 0,
+                    reason: behind(first),
+                });
                 count += 1;
             }
         }
@@ -217,17 +224,11 @@ impl Window {
     }
 }
 
-/// The exception of a row behind a parked one.
-pub(super) fn behind(row: i64, first: i64) -> Exception {
-    let reason = if first == 0 {
+/// The reason of a row behind a parked one; 0 where that one is not known any more.
+pub(super) fn behind(first: i64) -> String {
+    if first == 0 {
         "its key is parked".to_owned()
     } else {
         format!("its key was parked by row {first}")
-    };
-    Exception {
-        row,
-        kind: ExceptionKind::Behind,
-        attempts: 0,
-        reason,
     }
 }

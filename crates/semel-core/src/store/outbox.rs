@@ -1,6 +1,7 @@
 //! The outbox as a relay sees it: shards with owners, batches of rows, and a cursor that is saved.
 
 use async_trait::async_trait;
+use uuid::Uuid;
 
 use super::{Capabilities, OutboxRow};
 use crate::claim::Nonce;
@@ -109,6 +110,8 @@ impl ExceptionKind {
 pub struct Exception {
     /// The row's number.
     pub row: i64,
+    /// The event's id, for those who read of it in the log.
+    pub event_id: Uuid,
     /// Why.
     pub kind: ExceptionKind,
     /// Attempts spent.

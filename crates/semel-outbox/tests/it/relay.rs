@@ -1,8 +1,8 @@
 //! The relay over SQLite and a receiver that does as told.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use semel_core::relay::{PauseKind, Poison};
 use semel_core::store::{ExceptionKind, SinkErrorClass, SinkOrder};
@@ -181,6 +181,21 @@ async fn poison_parks_its_key_and_the_others_go_on() {
     }
 }
 
+/// What was logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 #[tokio::test]
 async fn poison_that_is_skipped_is_kept_as_an_exception_and_its_key_goes_on() {
     let (db, _dir) = sqlite().await;
@@ -191,10 +206,34 @@ async fn poison_that_is_skipped_is_kept_as_an_exception_and_its_key_goes_on() {
     });
     let mut config = config();
     config.policy.poison = Poison::Skip;
-    write(&db, &["1", "2", "3"].map(|text| event("k", text))).await;
+    let events = ["1", "2", "3"].map(|text| event("k", text));
+    write(&db, &events).await;
+    let log = Log::default();
+    let lines = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || lines.clone())
+        .finish();
+    let listening = tracing::subscriber::set_default(subscriber);
     let relay = start(db.clone(), Arc::new(To(receiver.clone())), config);
     until("the rest has arrived", async || receiver.texts() == ["1", "3"]).await;
     relay.stop().await.unwrap();
+    drop(listening);
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let told: Vec<&str> = log.lines().filter(|line| line.contains("set aside")).collect();
+    assert_eq!(told.len(), 1, "{log}");
+    let id = events[1].id.to_string();
+    for part in [
+        "WARN",
+        "stream=default",
+        "shard=0",
+        "row=2",
+        &id,
+        "skipped",
+        "reason=",
+    ] {
+        assert!(told[0].contains(part), "{part}: {told:?}");
+    }
     let stored = db.exceptions("default", 0, 10).await.unwrap();
     assert_eq!(stored.len(), 1);
     assert_eq!(stored[0].exception.kind, ExceptionKind::Skipped);

@@ -146,6 +146,7 @@ pub(super) fn exception(row: &PgRow) -> Result<StoredException, StoreError> {
             },
             exception: Exception {
                 row: page_row.row.row,
+                event_id: page_row.row.event.id,
                 kind: ExceptionKind::parse(&kind).unwrap_or(ExceptionKind::Parked),
                 attempts: u32::try_from(attempts).unwrap_or(u32::MAX),
                 reason: row.try_get("reason")?,

@@ -160,6 +160,7 @@ pub(super) fn exception(row: &SqliteRow) -> Result<StoredException, StoreError> 
             },
             exception: Exception {
                 row: page_row.row.row,
+                event_id: page_row.row.event.id,
                 kind: ExceptionKind::parse(&kind).unwrap_or(ExceptionKind::Parked),
                 attempts: row.try_get("attempts")?,
                 reason: row.try_get("reason")?,

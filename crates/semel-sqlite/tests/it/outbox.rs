@@ -90,6 +90,7 @@ async fn a_row_that_cannot_be_read_is_barred_alone() {
     let mut save = reader.saving(row, true);
     save.exceptions = vec![Exception {
         row: page.rows[0].row.row,
+        event_id: page.rows[0].row.event.id,
         kind: ExceptionKind::Skipped,
         attempts: 0,
         reason: "refused".to_owned(),

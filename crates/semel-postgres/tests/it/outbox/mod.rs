@@ -317,6 +317,7 @@ async fn a_row_written_at_an_impossible_time_is_read_like_any_other() {
         suspect: None,
         exceptions: vec![Exception {
             row: 1,
+            event_id: uuid_v7(&SystemClock),
             kind: ExceptionKind::Skipped,
             attempts: 1,
             reason: "refused".to_owned(),

@@ -1,12 +1,14 @@
 //! Exceptions, cleaning, and what the console sees.
 
 use semel_core::store::{CursorSave, Exception, ExceptionKind, Guarded};
+use uuid::Uuid;
 
 use super::world::{LEASE_MS, Reader, World, event, texts};
 
 fn parked(row: i64) -> Exception {
     Exception {
         row,
+        event_id: Uuid::nil(),
         kind: ExceptionKind::Parked,
         attempts: 5,
         reason: "400: no 'such' order".to_owned(),
@@ -26,14 +28,15 @@ pub async fn exceptions_move_with_the_cursor_and_are_whole(world: &World) {
     let bad = event("k", "bad").with_header("h", b"\0\xff".to_vec());
     let rows = world.write(&[bad.clone(), event("k", "good")]).await;
     assert!(reader.open().await);
-    let save = parking(&reader, &rows[..1]);
+    let mut save = parking(&reader, &rows[..1]);
+    save.exceptions[0].event_id = bad.id;
     reader.write(&save).await;
     reader.save(rows[1], true).await;
     assert_eq!(world.store.clean(-1, 100).await.unwrap(), 2);
 
     let stored = world.store.exceptions("default", 0, 10).await.unwrap();
     assert_eq!(stored.len(), 1);
-    assert_eq!(stored[0].exception, parked(rows[0]));
+    assert_eq!(stored[0].exception, save.exceptions[0]);
     assert_eq!(stored[0].row.row.event, bad);
     assert_eq!(stored[0].shard, reader.lease().shard);
     assert!(
