@@ -102,6 +102,22 @@ impl Guard {
         self.signal(Signal::KILL);
     }
 
+    /// `kill -9` of the processes that the server has started; waits until none of them runs any more.
+    pub fn kill_children(&self) {
+        let children = children_of(self.pid);
+        for child in &children {
+            // One that is gone already is as good as killed.
+            let _ = kill_process(*child, Signal::KILL);
+        }
+        for _ in 0..200 {
+            if !children.iter().any(|child| is_running(*child)) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        panic!("processes of the server survive kill -9");
+    }
+
     /// SIGTERM: a polite request to end.
     pub fn terminate(&self) {
         self.signal(Signal::TERM);
@@ -123,4 +139,25 @@ impl Drop for Guard {
         drop(self.watchdog.stdin.take());
         let _ = self.watchdog.wait();
     }
+}
+
+/// State and parent of a process: the fields behind its name in `/proc/PID/stat` (the name may hold anything).
+fn state_and_parent(pid: i32) -> Option<(String, i32)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit(')').next()?.split_whitespace();
+    Some((fields.next()?.to_owned(), fields.next()?.parse().ok()?))
+}
+
+fn children_of(parent: i32) -> Vec<Pid> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
+        .filter(|pid| state_and_parent(*pid).is_some_and(|(_, of)| of == parent))
+        .filter_map(Pid::from_raw)
+        .collect()
+}
+
+/// A zombie is over: its parent is stopped and cannot take note of it.
+fn is_running(pid: Pid) -> bool {
+    state_and_parent(pid.as_raw_nonzero().get()).is_some_and(|(state, _)| state != "Z" && state != "X")
 }

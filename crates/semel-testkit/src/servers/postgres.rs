@@ -129,8 +129,12 @@ impl PostgresServer {
         self.url(&name)
     }
 
-    /// `kill -9` of the postmaster; its children end by themselves.
+    /// `kill -9` of the whole server: sessions too, which would otherwise go on for a moment and still commit. Returns
+    /// when they are gone.
     pub fn kill(&self) {
+        // A stopped postmaster starts no new session meanwhile.
+        self.guard.pause();
+        self.guard.kill_children();
         self.guard.kill();
     }
 
