@@ -110,6 +110,26 @@ impl Key {
         }
     }
 
+    /// The whole key as bytes that name no other one: the scope's length in one byte, the scope, the id. At most 511.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let scope = self.scope.as_bytes();
+        let mut bytes = Vec::with_capacity(1 + scope.len() + self.id.len());
+        // A scope has at most 255 bytes.
+        bytes.push(u8::try_from(scope.len()).unwrap_or(u8::MAX));
+        bytes.extend_from_slice(scope);
+        bytes.extend_from_slice(&self.id);
+        bytes
+    }
+
+    /// Reads [`Key::to_bytes`] back; `None` for anything else.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (length, rest) = bytes.split_first()?;
+        let (scope, id) = rest.split_at_checked(usize::from(*length))?;
+        Self::new(Scope::new(scope).ok()?, id).ok()
+    }
+
     /// The scope.
     #[must_use]
     pub const fn scope(&self) -> &Scope {
@@ -208,6 +228,18 @@ mod tests {
         let scope = || Scope::new("s").unwrap();
         for (a, b) in [("a", "A"), ("a", "a "), ("\u{e9}", "e\u{301}")] {
             assert_ne!(Key::new(scope(), a).unwrap(), Key::new(scope(), b).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_key_as_bytes_names_no_other_one() {
+        let key = |scope: &[u8], id: &[u8]| Key::new(Scope::new(scope).unwrap(), id).unwrap();
+        for key in [key(b"a", b"bc"), key(&[0; 255], &[255; 255])] {
+            assert_eq!(Key::from_bytes(&key.to_bytes()), Some(key));
+        }
+        assert_ne!(key(b"ab", b"c").to_bytes(), key(b"a", b"bc").to_bytes());
+        for bad in [&b""[..], b"\x00a", b"\x02a", b"\x01a"] {
+            assert_eq!(Key::from_bytes(bad), None);
         }
     }
 

@@ -7,6 +7,10 @@
 //! | --- | --- | --- |
 //! | `sqlite` (default) | [`sqlite`] | state in one file, no server |
 //! | `postgres` | `postgres` | state shared by machines |
+//! | `mysql` | `mysql` | state shared by machines, MariaDB or MySQL |
+//! | `redis` | `redis` | keys shared by machines, on Redis |
+//! | `keys` (default) | [`keys`] | claims in batches, keys for any async function, issued ids, quotas |
+//! | `http-client` | `http_client` | keys for HTTP clients, kept across retries |
 //! | `http` (default) | [`http`] | `Idempotency-Key` as a tower layer |
 //! | `outbox` (default) | [`outbox`] | the relay engine |
 //! | `webhook` (default) | [`webhook`] | the webhook sink |
@@ -20,6 +24,8 @@ pub use semel_core::*;
 
 #[cfg(feature = "http")]
 pub use semel_http as http;
+#[cfg(feature = "http-client")]
+pub use semel_http_client as http_client;
 /// Deliveries taken once: the protocol and what drives it.
 #[cfg(feature = "inbox")]
 pub mod inbox {
@@ -28,10 +34,16 @@ pub mod inbox {
 }
 #[cfg(feature = "kafka")]
 pub use semel_kafka as kafka;
+#[cfg(feature = "keys")]
+pub use semel_keys as keys;
+#[cfg(feature = "mysql")]
+pub use semel_mysql as mysql;
 #[cfg(feature = "outbox")]
 pub use semel_outbox as outbox;
 #[cfg(feature = "postgres")]
 pub use semel_postgres as postgres;
+#[cfg(feature = "redis")]
+pub use semel_redis as redis;
 /// Sagas: definition, protocol, coordinator and participants.
 #[cfg(feature = "saga")]
 pub mod saga {

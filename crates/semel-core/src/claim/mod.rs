@@ -1,7 +1,8 @@
 //! Claims: who may run a key now.
 //!
 //! `absent → claimed → done → tombstone → absent`; `claimed → absent` only when it is certain that nothing
-//! happened; `claimed → unknown` when the lease ran out under [`OwnerLost::Hold`].
+//! happened; `claimed → unknown` when the lease ran out under [`OwnerLost::Hold`], or when
+//! the owner gave it up without knowing what came of it ([`Abandonment`]).
 //! [`step`](step::claim) and its sisters are the whole protocol as pure functions over one [`Record`]; a store
 //! carries out what they say, in one atomic statement, script or writer transaction per batch.
 //!
@@ -24,17 +25,19 @@
 //! comes with the second version.
 
 pub mod once;
+mod reconcile;
 mod record;
 mod request;
 pub mod row;
 pub mod step;
 
 pub use once::Once;
+pub use reconcile::{Reconcile, ReconcileError};
 pub use record::{
-    Lease, Nonce, OwnerLost, REMOVE_GRACE_MS, Record, State, SweepReport, Swept, Token, WITHDRAWN_MS,
-    WITHDRAWN_NONCES_MAX, Withdrawn,
+    Lease, Nonce, OwnerLost, REMOVE_GRACE_MS, Record, State, StateName, SweepReport, Swept, Token,
+    WITHDRAWN_MS, WITHDRAWN_NONCES_MAX, Withdrawn,
 };
 pub use request::{
-    Claim, ClaimReply, Completion, Extension, Keep, LeaseReply, Release, Settlement, Verdict, check_outcome,
-    succeeded,
+    Abandonment, Claim, ClaimReply, Completion, Extension, Keep, LeaseReply, Release, Settlement, Verdict,
+    check_outcome, succeeded,
 };

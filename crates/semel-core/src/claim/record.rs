@@ -112,6 +112,49 @@ pub enum State {
     },
 }
 
+/// Where a key stands, without the details.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StateName {
+    /// Somebody may run it.
+    Claimed,
+    /// Its owner was lost; it may have happened.
+    Unknown,
+    /// It is done, its outcome is kept.
+    Done,
+    /// It was done once.
+    Tombstone,
+}
+
+impl StateName {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Claimed, Self::Unknown, Self::Done, Self::Tombstone];
+
+    /// The word in SQL, in the API and on the console.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Claimed => "claimed",
+            Self::Unknown => "unknown",
+            Self::Done => "done",
+            Self::Tombstone => "tombstone",
+        }
+    }
+}
+
+impl State {
+    /// Its name; `None` for [`State::Absent`].
+    #[must_use]
+    pub const fn name(&self) -> Option<StateName> {
+        match self {
+            Self::Absent => None,
+            Self::Claimed { .. } => Some(StateName::Claimed),
+            Self::Unknown { .. } => Some(StateName::Unknown),
+            Self::Done { .. } => Some(StateName::Done),
+            Self::Tombstone { .. } => Some(StateName::Tombstone),
+        }
+    }
+}
+
 /// Nonces of claims whose senders have left (rule K4): should such a claim still arrive, it is not granted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Withdrawn {
@@ -209,6 +252,15 @@ impl Record {
     #[must_use]
     pub fn visible_at(self, now: Timestamp) -> Option<Self> {
         self.at(now).filter(|record| record.state != State::Absent)
+    }
+
+    /// Bytes of the stored outcome.
+    #[must_use]
+    pub fn outcome_bytes(&self) -> u64 {
+        match &self.state {
+            State::Done { outcome, .. } => outcome.bytes().len() as u64,
+            _ => 0,
+        }
     }
 
     /// When a sweep has something to do with it; `None` while only an owner, a claimant or a person can move it.

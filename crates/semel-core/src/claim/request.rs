@@ -136,7 +136,7 @@ impl Completion {
     }
 }
 
-/// The answer to [`Completion`], [`Extension`], [`Release`] and [`Settlement`].
+/// The answer to [`Completion`], [`Extension`], [`Release`], [`Abandonment`] and [`Settlement`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseReply {
     /// Done. For an extension: when the lease now ends; for a completion or settlement: until when the outcome is
@@ -181,6 +181,16 @@ pub struct Release {
     pub nonce: Nonce,
     /// The token, when the claim's reply did come.
     pub token: Option<Token>,
+}
+
+/// The end of a run whose owner does not know what came of it: a panic, a time-out, a broken connection. The key becomes
+/// unknown at once instead of when its lease ends; under [`OwnerLost::Rerun`] the next claimant may run it at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Abandonment {
+    /// What was run.
+    pub key: Key,
+    /// The right under which it ran; still good for a later `complete`, `extend` and `release` (rule K1).
+    pub lease: Lease,
 }
 
 /// What a person or a reconcile hook found out about a key that is unknown.

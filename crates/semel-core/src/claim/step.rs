@@ -4,8 +4,8 @@
 //! it need be written.
 
 use super::{
-    Claim, ClaimReply, Completion, Extension, Keep, Lease, LeaseReply, Nonce, OwnerLost, Record, Release,
-    Settlement, State, Token, Verdict, Withdrawn,
+    Abandonment, Claim, ClaimReply, Completion, Extension, Keep, Lease, LeaseReply, Nonce, OwnerLost, Record,
+    Release, Settlement, State, Token, Verdict, Withdrawn,
 };
 use crate::fingerprint::Fingerprint;
 use crate::host::Timestamp;
@@ -217,6 +217,48 @@ pub fn extend(record: Option<Record>, wish: &Extension, now: Timestamp) -> (Opti
         attempt,
     };
     (Some(Record { state, ..record }), LeaseReply::Ok(until))
+}
+
+/// Decides an abandonment: a `Hold` claim is unknown from now on, a `Rerun` claim free for the next claimant.
+#[must_use]
+pub fn abandon(
+    record: Option<Record>,
+    abandonment: &Abandonment,
+    now: Timestamp,
+) -> (Option<Record>, LeaseReply) {
+    let Some(record) = record.and_then(|record| record.at(now)) else {
+        return (None, LeaseReply::LeaseLost);
+    };
+    let state = match &record.state {
+        State::Claimed {
+            lease,
+            owner_lost,
+            until,
+            attempt,
+            ..
+        } if *lease == abandonment.lease => match owner_lost {
+            OwnerLost::Hold => State::Unknown {
+                lease: *lease,
+                attempt: *attempt,
+            },
+            OwnerLost::Rerun => State::Claimed {
+                lease: *lease,
+                owner_lost: OwnerLost::Rerun,
+                until: now.min(*until),
+                // A repeated claim under the same nonce is a stranger's from now on.
+                extended: true,
+                attempt: *attempt,
+            },
+        },
+        State::Unknown { lease, .. } if *lease == abandonment.lease => {
+            return (Some(record), LeaseReply::Ok(now));
+        }
+        State::Done { lease, .. } | State::Tombstone { lease, .. } if *lease == abandonment.lease => {
+            return (Some(record), LeaseReply::Conflict);
+        }
+        _ => return (Some(record), LeaseReply::LeaseLost),
+    };
+    (Some(Record { state, ..record }), LeaseReply::Ok(now))
 }
 
 /// Decides a release: the key is absent afterwards if this nonce held it, and the nonce is spent (rule K4).

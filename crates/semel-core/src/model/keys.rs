@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 
 use crate::claim::{
-    Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement, SweepReport, Token,
-    step,
+    Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement,
+    SweepReport, Token, step,
 };
 use crate::error::StoreError;
 use crate::host::{Clock, SystemClock, Timestamp};
-use crate::key::Key;
+use crate::key::{Key, Scope};
 use crate::limits::{self, LimitExceeded};
-use crate::store::{Capabilities, KeyStore, Replies};
+use crate::store::{Capabilities, KeyPage, KeyQuery, KeyStore, Replies, Usage};
 
 /// A key store in this process's memory. Gone with the process; for tests and as the specification.
 pub struct MemoryKeys {
@@ -96,6 +96,8 @@ impl KeyStore for MemoryKeys {
             fences: true,
             token_survives_failover: false,
             shared_by_machines: false,
+            durable: false,
+            counts_scopes: true,
         }
     }
 
@@ -125,6 +127,16 @@ impl KeyStore for MemoryKeys {
             |_| Ok(()),
             |inner, release, now| {
                 inner.apply(&release.key, now, |record| step::release(record, release, now))
+            },
+        )
+    }
+
+    async fn abandon_many(&self, abandonments: &[Abandonment]) -> Replies<LeaseReply> {
+        self.each(
+            abandonments,
+            |_| Ok(()),
+            |inner, given_up, now| {
+                inner.apply(&given_up.key, now, |record| step::abandon(record, given_up, now))
             },
         )
     }
@@ -175,5 +187,31 @@ impl KeyStore for MemoryKeys {
             }
         }
         Ok(report)
+    }
+
+    async fn list(&self, query: &KeyQuery) -> Result<KeyPage, StoreError> {
+        let from = query.from_key()?;
+        let (inner, now) = self.lock();
+        let mut records: Vec<(Key, Record)> = inner
+            .records
+            .iter()
+            .filter(|(key, _)| query.scope.as_ref().is_none_or(|scope| key.scope() == scope))
+            .filter(|(key, _)| from.as_ref().is_none_or(|from| *key > from))
+            .filter_map(|(key, record)| query.shows(key, record, now))
+            .collect();
+        records.sort_by(|a, b| a.0.cmp(&b.0));
+        let more = records.len() > query.limit as usize;
+        records.truncate(query.limit as usize);
+        Ok(KeyPage::of(records, more))
+    }
+
+    async fn usage(&self, scope: &Scope, records_max: u64) -> Result<Usage, StoreError> {
+        let (inner, _) = self.lock();
+        let max = usize::try_from(records_max).unwrap_or(usize::MAX);
+        let held = inner.records.iter().filter(|(key, _)| key.scope() == scope);
+        Ok(held.take(max).fold(Usage::default(), |usage, (_, record)| Usage {
+            records: usage.records + 1,
+            bytes: usage.bytes + record.outcome_bytes(),
+        }))
     }
 }

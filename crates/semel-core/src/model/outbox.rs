@@ -154,6 +154,8 @@ impl OutboxStore for MemoryOutbox {
             fences: true,
             token_survives_failover: false,
             shared_by_machines: false,
+            durable: false,
+            counts_scopes: false,
         }
     }
 

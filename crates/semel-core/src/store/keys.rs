@@ -1,15 +1,19 @@
 //! The key store.
 
+use std::pin::Pin;
 use std::slice::from_ref;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 
 use super::Capabilities;
 use crate::claim::{
-    Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement, SweepReport,
+    Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement,
+    StateName, SweepReport,
 };
 use crate::error::StoreError;
-use crate::key::Key;
+use crate::host::Timestamp;
+use crate::key::{Key, Scope};
 
 /// One answer per item of a batch, in the order asked.
 pub type Replies<R> = Vec<Result<R, StoreError>>;
@@ -44,6 +48,9 @@ pub trait KeyStore: Send + Sync + 'static {
     /// Gives claims back, or withdraws claims whose reply never came.
     async fn release_many(&self, releases: &[Release]) -> Replies<LeaseReply>;
 
+    /// Ends runs of which nobody knows what came: their keys are unknown at once.
+    async fn abandon_many(&self, abandonments: &[Abandonment]) -> Replies<LeaseReply>;
+
     /// Settles unknown keys.
     async fn settle_many(&self, settlements: &[Settlement]) -> Replies<LeaseReply>;
 
@@ -54,6 +61,90 @@ pub trait KeyStore: Send + Sync + 'static {
     /// ([`Record::swept`]): at most `limit` records, by the store's time, never blocking claims for long.
     /// Nothing depends on its being called: records read the same, swept or not.
     async fn sweep(&self, limit: u32) -> Result<SweepReport, StoreError>;
+
+    /// A page of records as they are at the store's time, for people and consoles; changes nothing and may be slow.
+    async fn list(&self, query: &KeyQuery) -> Result<KeyPage, StoreError>;
+
+    /// How much a scope holds, tombstones included, counted up to `records_max`. Not cheap: callers remember it for a
+    /// while. [`Capabilities::counts_scopes`] says whether the backend can; else an error of kind `Invalid`.
+    async fn usage(&self, scope: &Scope, records_max: u64) -> Result<Usage, StoreError>;
+
+    /// Registers interest in the end of a key's run anywhere, before its record is read again (rule K11). The future
+    /// ends when the record may have changed: a hint that can be lost or come for nothing, so whoever waits also looks
+    /// from time to time. `None` where the backend cannot tell.
+    async fn subscribe(&self, _key: &Key) -> Option<Hint> {
+        None
+    }
+}
+
+/// Ends when a key's record may have changed.
+pub type Hint = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Which records to list.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct KeyQuery {
+    /// Only this scope.
+    pub scope: Option<Scope>,
+    /// Only keys that stand so.
+    pub state: Option<StateName>,
+    /// Where the last page ended; [`KeyPage::next`] of the same store and query.
+    pub from: Option<Bytes>,
+    /// Records at most, up to [`BATCH_ITEMS_MAX`](crate::limits::BATCH_ITEMS_MAX).
+    pub limit: u32,
+}
+
+impl KeyQuery {
+    /// For stores whose pages go by key: the last key of the page before.
+    ///
+    /// # Errors
+    /// The limit is too large, or `from` is not of such a page.
+    pub fn from_key(&self) -> Result<Option<Key>, StoreError> {
+        crate::limits::check_batch(self.limit as usize)?;
+        let Some(from) = &self.from else {
+            return Ok(None);
+        };
+        let invalid = || {
+            let text = "this page token is not one of this store's: begin again without it";
+            StoreError::new(crate::ErrorKind::Invalid, "list", text)
+        };
+        Key::from_bytes(from).map(Some).ok_or_else(invalid)
+    }
+
+    /// The record as the query shows it at `now`; `None` when it does not ask for it.
+    #[must_use]
+    pub fn shows(&self, key: &Key, record: &Record, now: Timestamp) -> Option<(Key, Record)> {
+        let record = record.clone().visible_at(now)?;
+        let asked = self.state.is_none_or(|state| record.state.name() == Some(state));
+        asked.then(|| (key.clone(), record))
+    }
+}
+
+/// Some records, in the store's own order.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct KeyPage {
+    /// At most as many as asked; fewer, even none, is not the end.
+    pub records: Vec<(Key, Record)>,
+    /// Where the next page begins; `None` at the end.
+    pub next: Option<Bytes>,
+}
+
+impl KeyPage {
+    /// A page that ends with its last record.
+    #[must_use]
+    pub fn of(records: Vec<(Key, Record)>, more: bool) -> Self {
+        let last = records.last().filter(|_| more);
+        let next = last.map(|(key, _)| key.to_bytes().into());
+        Self { records, next }
+    }
+}
+
+/// What a scope holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Records, tombstones included.
+    pub records: u64,
+    /// Bytes of their stored outcomes.
+    pub bytes: u64,
 }
 
 /// One key at a time, for callers of a [`KeyStore`].
@@ -131,6 +222,14 @@ pub trait KeyStoreExt: KeyStore {
     /// See [`KeyStore`].
     async fn release(&self, release: &Release) -> Result<LeaseReply, StoreError> {
         only(self.release_many(from_ref(release)).await)
+    }
+
+    /// Ends a run of which nobody knows what came.
+    ///
+    /// # Errors
+    /// See [`KeyStore`].
+    async fn abandon(&self, abandonment: &Abandonment) -> Result<LeaseReply, StoreError> {
+        only(self.abandon_many(from_ref(abandonment)).await)
     }
 
     /// Settles an unknown key.

@@ -7,7 +7,7 @@ mod saga;
 mod sink;
 
 pub use inbox::{InboxStore, PARKED_REASON_BYTES_MAX, Parked};
-pub use keys::{KeyStore, KeyStoreExt, Replies};
+pub use keys::{Hint, KeyPage, KeyQuery, KeyStore, KeyStoreExt, Replies, Usage};
 pub use outbox::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, CursorSave, Exception, ExceptionKind, Guarded, Opening,
     OutboxStore, Page, PageRow, PageSize, SHARDS_MAX, ShardBacklog, StoredException, check_stream,
@@ -32,4 +32,8 @@ pub struct Capabilities {
     pub token_survives_failover: bool,
     /// Several processes on several machines may share it.
     pub shared_by_machines: bool,
+    /// What a reply says was done is on stable storage: a crash of the backend itself forgets nothing.
+    pub durable: bool,
+    /// It can say how much a scope holds ([`KeyStore::usage`]).
+    pub counts_scopes: bool,
 }

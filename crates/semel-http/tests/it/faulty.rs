@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use semel_core::claim::{
-    Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement, SweepReport,
+    Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement,
+    SweepReport,
 };
-use semel_core::store::Replies;
-use semel_core::{Capabilities, ErrorKind, Key, KeyStore, StoreError};
+use semel_core::store::{KeyPage, KeyQuery, Replies, Usage};
+use semel_core::{Capabilities, ErrorKind, Key, KeyStore, Scope, StoreError};
 
 /// How a call fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +114,11 @@ impl KeyStore for Faulty {
             .await
     }
 
+    async fn abandon_many(&self, items: &[Abandonment]) -> Replies<LeaseReply> {
+        self.call("abandon", items.len(), self.inner.abandon_many(items))
+            .await
+    }
+
     async fn settle_many(&self, items: &[Settlement]) -> Replies<LeaseReply> {
         self.call("settle", items.len(), self.inner.settle_many(items))
             .await
@@ -124,5 +130,13 @@ impl KeyStore for Faulty {
 
     async fn sweep(&self, limit: u32) -> Result<SweepReport, StoreError> {
         self.inner.sweep(limit).await
+    }
+
+    async fn list(&self, query: &KeyQuery) -> Result<KeyPage, StoreError> {
+        self.inner.list(query).await
+    }
+
+    async fn usage(&self, scope: &Scope, records_max: u64) -> Result<Usage, StoreError> {
+        self.inner.usage(scope, records_max).await
     }
 }

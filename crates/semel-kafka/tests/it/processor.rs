@@ -15,7 +15,7 @@ use semel_testkit::servers::kafka;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{LIMIT, Record, flush, producer, read_all, send, until};
+use crate::support::{LIMIT, Record, asked, flush, producer, read_all, send, until};
 
 /// Copies to a topic, in capitals.
 fn capitals(topic: &str) -> impl Fn(&Message) -> Result<Vec<Output>, TransformError> + use<> {
@@ -88,7 +88,7 @@ impl Names {
     /// Ends of the output's partitions, transactions' own records included: cheap to ask.
     fn progress(&self, consumer: &BaseConsumer, partitions: i32) -> i64 {
         (0..partitions)
-            .map(|partition| consumer.fetch_watermarks(&self.to, partition, LIMIT).unwrap().1)
+            .map(|partition| asked(|| consumer.fetch_watermarks(&self.to, partition, LIMIT)).1)
             .sum()
     }
 

@@ -75,6 +75,19 @@ pub(crate) fn flush(producer: &BaseProducer) {
     }
 }
 
+/// Asks until there is an answer: a partition that was just made, or whose broker has just come back, has no leader for
+/// a moment.
+pub(crate) fn asked<T>(mut ask: impl FnMut() -> Result<T, rdkafka::error::KafkaError>) -> T {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match ask() {
+            Ok(answer) => return answer,
+            Err(error) => assert!(Instant::now() < deadline, "no answer: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Everything in a topic now that `read_committed` shows, partition by partition.
 pub(crate) fn read_all(bootstrap: &str, topic: &str) -> Vec<Record> {
     let consumer: BaseConsumer = ClientConfig::new()
@@ -86,7 +99,7 @@ pub(crate) fn read_all(bootstrap: &str, topic: &str) -> Vec<Record> {
         .set("auto.offset.reset", "error")
         .create()
         .unwrap();
-    let metadata = consumer.fetch_metadata(Some(topic), LIMIT).unwrap();
+    let metadata = asked(|| consumer.fetch_metadata(Some(topic), LIMIT));
     let partitions = i32::try_from(metadata.topics()[0].partitions().len()).unwrap();
     let mut list = TopicPartitionList::new();
     for partition in 0..partitions {

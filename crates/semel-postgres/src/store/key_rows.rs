@@ -2,9 +2,11 @@
 
 use semel_core::claim::row::Row;
 use semel_core::claim::{Record, Token};
-use semel_core::{StoreError, Timestamp};
+use semel_core::{Key, Scope, StoreError, Timestamp};
 use sqlx::postgres::PgRow;
 use sqlx::{Error, Row as _};
+
+use crate::error::classify;
 
 /// The answer to one item of a batch.
 pub(crate) struct Answer {
@@ -55,6 +57,16 @@ impl Answer {
             seen,
         })
     }
+}
+
+/// A row of a page: the key, its record, and the server's time.
+pub(crate) fn listed(row: &PgRow) -> Result<(Key, Record, Timestamp), StoreError> {
+    let failed = |error| classify("list", error);
+    let scope = Scope::new(row.try_get::<&[u8], _>("scope").map_err(failed)?)?;
+    let key = Key::new(scope, row.try_get::<&[u8], _>("id").map_err(failed)?)?;
+    let state = row.try_get("state").map_err(failed)?;
+    let now = Timestamp(row.try_get("now").map_err(failed)?);
+    Ok((key, record(row, state).map_err(failed)?.try_into()?, now))
 }
 
 fn record(row: &PgRow, state: String) -> Result<Row, Error> {

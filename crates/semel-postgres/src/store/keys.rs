@@ -18,14 +18,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use semel_core::claim::{
-    Claim, ClaimReply, Completion, Extension, Lease, LeaseReply, OwnerLost, REMOVE_GRACE_MS, Record, Release,
-    Settlement, State, SweepReport, Token, Verdict, WITHDRAWN_MS, WITHDRAWN_NONCES_MAX, Withdrawn, step,
+    Abandonment, Claim, ClaimReply, Completion, Extension, Lease, LeaseReply, OwnerLost, REMOVE_GRACE_MS,
+    Record, Release, Settlement, State, StateName, SweepReport, Token, Verdict, WITHDRAWN_MS,
+    WITHDRAWN_NONCES_MAX, Withdrawn, step,
 };
-use semel_core::store::{Capabilities, KeyStore, Replies};
-use semel_core::{Key, StoreError, StoredOutcome, crash_point};
+use semel_core::store::{Capabilities, KeyPage, KeyQuery, KeyStore, Replies, Usage};
+use semel_core::{Key, Scope, StoreError, StoredOutcome, crash_point};
 use sqlx::Row as _;
 
 use super::key_batch::Transition;
+use super::key_rows;
 use crate::db::Postgres;
 use crate::error::{autocommit_failed, classify};
 
@@ -35,6 +37,9 @@ const EXTEND_SQL: &str = include_str!("../sql/key_extend.sql");
 const RELEASE_SQL: &str = include_str!("../sql/key_release.sql");
 const SETTLE_SQL: &str = include_str!("../sql/key_settle.sql");
 const READ_SQL: &str = include_str!("../sql/key_read.sql");
+const ABANDON_SQL: &str = include_str!("../sql/key_abandon.sql");
+const LIST_SQL: &str = include_str!("../sql/key_list.sql");
+const USAGE_SQL: &str = include_str!("../sql/key_usage.sql");
 const SWEEP_SQL: &str = include_str!("../sql/key_sweep.sql");
 
 /// A token that no sequence gives out: when the machine grants it, the database has not.
@@ -50,6 +55,8 @@ impl KeyStore for Postgres {
             // With synchronous replication they do; an asynchronous standby may not have seen the last ones.
             token_survives_failover: false,
             shared_by_machines: true,
+            durable: true,
+            counts_scopes: true,
         }
     }
 
@@ -78,6 +85,10 @@ impl KeyStore for Postgres {
         self.run(releases, &RELEASE).await
     }
 
+    async fn abandon_many(&self, abandonments: &[Abandonment]) -> Replies<LeaseReply> {
+        self.run(abandonments, &ABANDON).await
+    }
+
     async fn settle_many(&self, settlements: &[Settlement]) -> Replies<LeaseReply> {
         self.run(settlements, &SETTLE).await
     }
@@ -102,6 +113,49 @@ impl KeyStore for Postgres {
             unknown: count("unknown")?,
             tombstoned: count("tombstoned")?,
             removed: count("removed")?,
+        })
+    }
+
+    async fn list(&self, query: &KeyQuery) -> Result<KeyPage, StoreError> {
+        let from = query.from_key()?;
+        let rows = sqlx::query(LIST_SQL)
+            .bind(query.scope.as_ref().map(Scope::as_bytes))
+            .bind(from.as_ref().map(|key| key.scope().as_bytes()))
+            .bind(from.as_ref().map(Key::id))
+            .bind(query.state.map(StateName::as_str))
+            .bind(i64::from(query.limit))
+            .fetch_all(&self.own)
+            .await
+            .map_err(|error| classify("list", error))?;
+        let rows: Result<Vec<_>, StoreError> = rows.iter().map(key_rows::listed).collect();
+        let rows = rows?;
+        let more = rows.len() == query.limit as usize;
+        let next = rows.last().filter(|_| more);
+        let next = next.map(|(key, _, _)| key.to_bytes().into());
+        let shown = rows
+            .iter()
+            .filter_map(|(key, record, now)| query.shows(key, record, *now));
+        Ok(KeyPage {
+            records: shown.collect(),
+            next,
+        })
+    }
+
+    async fn usage(&self, scope: &Scope, records_max: u64) -> Result<Usage, StoreError> {
+        let failed = |error| classify("usage", error);
+        let row = sqlx::query(USAGE_SQL)
+            .bind(scope.as_bytes())
+            .bind(i64::try_from(records_max).unwrap_or(i64::MAX))
+            .fetch_one(&self.own)
+            .await
+            .map_err(failed)?;
+        let count = |column| {
+            let count: i64 = row.try_get(column).map_err(failed)?;
+            Ok::<_, StoreError>(u64::try_from(count).unwrap_or(0))
+        };
+        Ok(Usage {
+            records: count("records")?,
+            bytes: count("bytes")?,
         })
     }
 }
@@ -213,6 +267,23 @@ const RELEASE: Transition<Release, LeaseReply> = Transition {
     },
     won: |_, _, now| (None, LeaseReply::Ok(now)),
     step: |record, release, now| step::release(record, release, now),
+    blocked: no_reply,
+};
+
+const ABANDON: Transition<Abandonment, LeaseReply> = Transition {
+    operation: "abandon",
+    key: |abandonment| &abandonment.key,
+    check: |_| Ok(()),
+    statement: |items, wait| {
+        sqlx::query(ABANDON_SQL)
+            .bind(scopes(items, |it| &it.key))
+            .bind(ids(items, |it| &it.key))
+            .bind(column(items, |it| it.lease.token.0))
+            .bind(column(items, |it| it.lease.nonce.0))
+            .bind(wait)
+    },
+    won: |_, _, now| (None, LeaseReply::Ok(now)),
+    step: |record, abandonment, now| step::abandon(record, abandonment, now),
     blocked: no_reply,
 };
 

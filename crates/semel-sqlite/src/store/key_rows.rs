@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use semel_core::claim::row::Row;
-use semel_core::claim::{Record, Token};
+use semel_core::claim::{Record, StateName, Token};
 use semel_core::key::hex;
+use semel_core::store::{KeyQuery, Usage};
 use semel_core::{Key, Scope, StoreError, Timestamp};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{Error, Row as _};
@@ -28,6 +29,14 @@ ON CONFLICT (scope, id) DO UPDATE SET state = excluded.state, fingerprint = excl
   withdrawn = excluded.withdrawn, withdrawn_until = excluded.withdrawn_until, due_at = excluded.due_at";
 
 const DUE: &str = "SELECT k.* FROM semel_key AS k WHERE due_at <= ?1 ORDER BY due_at LIMIT ?2";
+
+const PAGE: &str = "SELECT k.* FROM semel_key AS k
+WHERE (?1 IS NULL OR k.scope = ?1) AND (?2 IS NULL OR (k.scope, k.id) > (?2, ?3))
+  AND (?4 IS NULL OR k.state = ?4 OR (?4 = 'unknown' AND k.state = 'claimed') OR (?4 = 'tombstone' AND k.state = 'done'))
+ORDER BY k.scope, k.id LIMIT ?5";
+
+const USAGE: &str = "SELECT count(*) AS records, coalesce(sum(length(outcome)), 0) AS bytes
+FROM (SELECT outcome FROM semel_key WHERE scope = ?1 LIMIT ?2)";
 
 /// What is stored about some keys, or why that cannot be read.
 pub(crate) type Records = HashMap<Key, Result<Record, StoreError>>;
@@ -142,13 +151,57 @@ pub(crate) async fn due(
         .fetch_all(db)
         .await
         .map_err(failed)?;
-    rows.iter()
-        .map(|row| {
-            let scope = Scope::new(row.try_get::<&[u8], _>("scope").map_err(failed)?)?;
-            let key = Key::new(scope, row.try_get::<&[u8], _>("id").map_err(failed)?)?;
-            Ok((key, record(row).map_err(failed)?.try_into()?))
-        })
-        .collect()
+    rows.iter().map(|row| keyed(row, "sweep")).collect()
+}
+
+/// Records in the order of their keys, behind `from`. Those of another state may be among them, where the state that is
+/// stored does not tell what it reads as now.
+pub(crate) async fn page(
+    db: &mut SqliteConnection,
+    query: &KeyQuery,
+    from: Option<&Key>,
+) -> Result<Vec<(Key, Record)>, StoreError> {
+    let failed = |error| classify("list", error);
+    let rows = sqlx::query(PAGE)
+        .bind(query.scope.as_ref().map(Scope::as_bytes))
+        .bind(from.map(|key| key.scope().as_bytes()))
+        .bind(from.map(Key::id))
+        .bind(query.state.map(StateName::as_str))
+        .bind(query.limit)
+        .fetch_all(db)
+        .await
+        .map_err(failed)?;
+    rows.iter().map(|row| keyed(row, "list")).collect()
+}
+
+/// What a scope holds, counted up to `records_max`.
+pub(crate) async fn usage(
+    db: &mut SqliteConnection,
+    scope: &Scope,
+    records_max: u64,
+) -> Result<Usage, StoreError> {
+    let failed = |error| classify("usage", error);
+    let row = sqlx::query(USAGE)
+        .bind(scope.as_bytes())
+        .bind(i64::try_from(records_max).unwrap_or(i64::MAX))
+        .fetch_one(db)
+        .await
+        .map_err(failed)?;
+    let count = |column| {
+        let count: i64 = row.try_get(column).map_err(failed)?;
+        Ok::<_, StoreError>(u64::try_from(count).unwrap_or(0))
+    };
+    Ok(Usage {
+        records: count("records")?,
+        bytes: count("bytes")?,
+    })
+}
+
+fn keyed(row: &SqliteRow, operation: &'static str) -> Result<(Key, Record), StoreError> {
+    let failed = |error| classify(operation, error);
+    let scope = Scope::new(row.try_get::<&[u8], _>("scope").map_err(failed)?)?;
+    let key = Key::new(scope, row.try_get::<&[u8], _>("id").map_err(failed)?)?;
+    Ok((key, record(row).map_err(failed)?.try_into()?))
 }
 
 fn record(row: &SqliteRow) -> Result<Row, Error> {

@@ -7,12 +7,13 @@ use std::collections::HashSet;
 
 use async_trait::async_trait;
 use semel_core::claim::{
-    Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement, SweepReport, Token,
-    step,
+    Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement,
+    SweepReport, Token, step,
 };
 use semel_core::limits::{self, LimitExceeded};
-use semel_core::store::{Capabilities, KeyStore, Replies};
-use semel_core::{Key, StoreError, Timestamp, crash_point};
+use semel_core::store::{Capabilities, KeyPage, KeyQuery, KeyStore, Replies, Usage};
+use semel_core::{Key, Scope, StoreError, Timestamp, crash_point};
+use sqlx::pool::PoolConnection;
 
 use super::key_rows::{self, Records};
 use crate::db::Sqlite;
@@ -38,6 +39,8 @@ impl KeyStore for Sqlite {
             fences: true,
             token_survives_failover: true,
             shared_by_machines: false,
+            durable: true,
+            counts_scopes: true,
         }
     }
 
@@ -66,6 +69,10 @@ impl KeyStore for Sqlite {
         self.run(releases, &RELEASE).await
     }
 
+    async fn abandon_many(&self, abandonments: &[Abandonment]) -> Replies<LeaseReply> {
+        self.run(abandonments, &ABANDON).await
+    }
+
     async fn settle_many(&self, settlements: &[Settlement]) -> Replies<LeaseReply> {
         self.run(settlements, &SETTLE).await
     }
@@ -87,6 +94,26 @@ impl KeyStore for Sqlite {
         }
         self.commit(tx).await?;
         Ok(report)
+    }
+
+    async fn list(&self, query: &KeyQuery) -> Result<KeyPage, StoreError> {
+        let from = query.from_key()?;
+        let mut reader = self.reading("list").await?;
+        let rows = key_rows::page(&mut reader, query, from.as_ref()).await?;
+        let (more, now) = (rows.len() == query.limit as usize, self.now());
+        let next = rows.last().filter(|_| more).map(|(key, _)| key.to_bytes().into());
+        let shown = rows
+            .iter()
+            .filter_map(|(key, record)| query.shows(key, record, now));
+        Ok(KeyPage {
+            records: shown.collect(),
+            next,
+        })
+    }
+
+    async fn usage(&self, scope: &Scope, records_max: u64) -> Result<Usage, StoreError> {
+        let mut reader = self.reading("usage").await?;
+        key_rows::usage(&mut reader, scope, records_max).await
     }
 }
 
@@ -118,6 +145,13 @@ const RELEASE: Transition<Release, LeaseReply> = Transition {
     step: |record, release, now, _| step::release(record, release, now),
 };
 
+const ABANDON: Transition<Abandonment, LeaseReply> = Transition {
+    operation: "abandon",
+    key: |abandonment| &abandonment.key,
+    check: |_| Ok(()),
+    step: |record, abandonment, now, _| step::abandon(record, abandonment, now),
+};
+
 const SETTLE: Transition<Settlement, LeaseReply> = Transition {
     operation: "settle",
     key: |settlement| &settlement.key,
@@ -144,6 +178,11 @@ struct Decided<R> {
 }
 
 impl Sqlite {
+    async fn reading(&self, operation: &'static str) -> Result<PoolConnection<sqlx::Sqlite>, StoreError> {
+        let reader = self.reader.acquire().await;
+        reader.map_err(|error| classify(operation, error))
+    }
+
     async fn run<T: Sync, R: Send>(&self, items: &[T], transition: &Transition<T, R>) -> Replies<R> {
         let result = match limits::check_batch(items.len()) {
             Ok(()) => self.try_run(items, transition).await,
@@ -164,11 +203,7 @@ impl Sqlite {
             .map(transition.key)
             .filter(|key| seen.insert(*key))
             .collect();
-        let mut reader = self
-            .reader
-            .acquire()
-            .await
-            .map_err(|error| classify(operation, error))?;
+        let mut reader = self.reading(operation).await?;
         let records = key_rows::load(&mut reader, operation, &keys).await?;
         drop(reader);
         let decided = decide(items, transition, records, self.now(), Token(i64::MIN));

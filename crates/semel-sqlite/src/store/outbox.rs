@@ -42,6 +42,8 @@ impl OutboxStore for Sqlite {
             fences: true,
             token_survives_failover: true,
             shared_by_machines: false,
+            durable: true,
+            counts_scopes: false,
         }
     }
 

@@ -3,19 +3,23 @@
 //! [`key_laws!`](crate::key_laws) makes one test per law. Each law gets a [`World`] of its own: a store in which
 //! nothing is stored yet, and a way to let time pass in it.
 
+mod abandon;
 mod batch;
 mod claim;
 mod end;
 mod expiry;
 pub mod history;
+mod list;
 mod release;
 mod settle;
 mod world;
 
+pub use abandon::*;
 pub use batch::*;
 pub use claim::*;
 pub use end::*;
 pub use expiry::*;
+pub use list::*;
 pub use release::*;
 pub use settle::*;
 pub use world::*;
@@ -54,6 +58,12 @@ macro_rules! key_laws {
             withdrawal_is_remembered_beside_other_runs
             withdrawal_frees_a_claimed_and_an_unknown_key
             done_key_cannot_be_released
+            abandoned_key_is_unknown_at_once_and_its_owner_may_still_complete
+            abandoned_rerun_key_is_free_for_the_next_claimant
+            only_the_owner_abandons
+            list_pages_through_a_scope_and_shows_each_record_once
+            list_by_state_tells_what_records_read_as_now
+            usage_counts_records_and_bytes_of_a_scope
             settled_outcome_is_given_to_duplicates
             settled_as_not_happened_the_key_is_free
             settlement_of_an_older_run_touches_no_later_one

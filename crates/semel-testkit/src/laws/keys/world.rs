@@ -5,8 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use semel_core::claim::{
-    Claim, ClaimReply, Completion, Extension, Keep, Lease, LeaseReply, Nonce, OwnerLost, Record, Release,
-    SweepReport, succeeded,
+    Abandonment, Claim, ClaimReply, Completion, Extension, Keep, Lease, LeaseReply, Nonce, OwnerLost, Record,
+    Release, SweepReport, succeeded,
 };
 use semel_core::host::random_16;
 use semel_core::key::hex;
@@ -151,6 +151,15 @@ impl World {
             token: None,
         };
         self.store.release(&release).await.unwrap()
+    }
+
+    /// Gives a run up of which nobody knows what came.
+    pub async fn abandon(&self, claim: &Claim, lease: Lease) -> LeaseReply {
+        let abandonment = Abandonment {
+            key: claim.key.clone(),
+            lease,
+        };
+        self.store.abandon(&abandonment).await.unwrap()
     }
 
     /// Reads the key's record.

@@ -8,9 +8,30 @@ use serde_json::Value;
 
 use super::files::{none, root};
 
-const PATTERNS: &[&str] = &["semel-http", "semel-outbox", "semel-inbox", "semel-saga"];
-const BACKENDS: &[&str] = &["semel-sqlite", "semel-postgres", "semel-kafka", "semel-webhook"];
-const DRIVERS: &[&str] = &["sqlx", "sqlx-core", "libsqlite3-sys", "rdkafka", "rdkafka-sys"];
+const PATTERNS: &[&str] = &[
+    "semel-http",
+    "semel-http-client",
+    "semel-keys",
+    "semel-outbox",
+    "semel-inbox",
+    "semel-saga",
+];
+const BACKENDS: &[&str] = &[
+    "semel-sqlite",
+    "semel-postgres",
+    "semel-mysql",
+    "semel-redis",
+    "semel-kafka",
+    "semel-webhook",
+];
+const DRIVERS: &[&str] = &[
+    "sqlx",
+    "sqlx-core",
+    "redis",
+    "libsqlite3-sys",
+    "rdkafka",
+    "rdkafka-sys",
+];
 const IO: &[&str] = &["tokio", "mio", "socket2", "hyper", "axum", "tower", "rustls"];
 
 /// What the rules below would find, and why it may be.

@@ -13,6 +13,7 @@ pub(super) enum Call {
     Complete(Vec<(Held, u8, bool)>),
     Extend(Vec<(Held, bool)>),
     Release(Vec<(Held, bool)>),
+    Abandon(Vec<Held>),
     /// Key and nonce.
     Withdraw(Vec<(usize, usize)>),
     /// The grant, and the outcome if it happened.
@@ -58,6 +59,7 @@ pub(super) fn calls() -> impl Strategy<Value = Vec<Call>> {
         4 => vec((held.clone(), 0..2_u8, any::<bool>()), 1..3).prop_map(Call::Complete),
         2 => vec((held.clone(), any::<bool>()), 1..3).prop_map(Call::Extend),
         2 => vec((held.clone(), any::<bool>()), 1..3).prop_map(Call::Release),
+        2 => vec(held.clone(), 1..3).prop_map(Call::Abandon),
         2 => vec((0..KEYS, 0..NONCES), 1..3).prop_map(Call::Withdraw),
         2 => vec((held, prop_oneof![Just(None), (0..2_u8).prop_map(Some)]), 1..3).prop_map(Call::Settle),
         1 => Just(Call::Read),

@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 
 use semel_core::claim::{
-    Claim, ClaimReply, Completion, Extension, Keep, Lease, LeaseReply, Nonce, OwnerLost, Record, Release,
-    Settlement, State, Token, Verdict, succeeded,
+    Abandonment, Claim, ClaimReply, Completion, Extension, Keep, Lease, LeaseReply, Nonce, OwnerLost, Record,
+    Release, Settlement, State, Token, Verdict, succeeded,
 };
 use semel_core::host::random_16;
 use semel_core::key::hex;
@@ -146,6 +146,18 @@ impl<'a> History<'a> {
                 let replies = (
                     self.model.release_many(&ours).await,
                     store.release_many(&theirs).await,
+                );
+                compare_leases(replies.0, replies.1)?;
+            }
+            Call::Abandon(items) => {
+                let abandonment = |held: &Held, of: Of| {
+                    let (key, lease) = self.lease(*held, of)?;
+                    Some(Abandonment { key, lease })
+                };
+                let (ours, theirs) = both(items, abandonment);
+                let replies = (
+                    self.model.abandon_many(&ours).await,
+                    store.abandon_many(&theirs).await,
                 );
                 compare_leases(replies.0, replies.1)?;
             }

@@ -1,0 +1,1 @@
+//! Idempotency keys for any async function.

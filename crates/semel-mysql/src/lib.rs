@@ -1,0 +1,1 @@
+//! Semel on MariaDB and MySQL.
