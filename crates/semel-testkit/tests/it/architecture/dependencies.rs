@@ -152,22 +152,86 @@ fn deny() -> String {
     fs::read_to_string(root().join("deny.toml")).unwrap()
 }
 
+/// What deny.toml bans, with the packages that may depend on it all the same. None means that it may not be there at all.
+fn bans(deny: &str) -> Vec<(&str, Vec<&str>)> {
+    deny.lines()
+        .filter_map(|line| {
+            let (name, rest) = line.split_once("{ crate = \"")?.1.split_once('"')?;
+            let wrappers = rest
+                .split_once("wrappers = [")
+                .and_then(|(_, list)| list.split_once(']'))
+                .map(|(list, _)| list.split('"').skip(1).step_by(2).collect());
+            Some((name, wrappers.unwrap_or_default()))
+        })
+        .collect()
+}
+
+/// Who of a lock file depends on a banned package and is none of its wrappers; a banned package without wrappers counts
+/// as soon as it is there.
+fn banned(lock: &str, bans: &[(&str, Vec<&str>)]) -> Vec<String> {
+    let mut found = Vec::new();
+    for package in lock.split("[[package]]").skip(1) {
+        let Some((name, rest)) = package
+            .split_once("name = \"")
+            .and_then(|(_, rest)| rest.split_once('"'))
+        else {
+            continue;
+        };
+        let dependencies = rest.split_once("dependencies = [").map_or("", |(_, list)| list);
+        // `"reqwest",` or, where there are several versions, `"reqwest 0.13.5",`.
+        let dependencies = dependencies
+            .split('"')
+            .skip(1)
+            .step_by(2)
+            .filter_map(|entry| entry.split(' ').next())
+            .collect::<BTreeSet<_>>();
+        for (ban, wrappers) in bans {
+            if wrappers.is_empty() && name == *ban {
+                found.push(format!("{ban}: see its reason in deny.toml"));
+            }
+            if !wrappers.is_empty() && dependencies.contains(ban) && !wrappers.contains(&name) {
+                found.push(format!("{name} depends on {ban}: see its reason in deny.toml"));
+            }
+        }
+    }
+    found
+}
+
 #[test]
 fn nothing_that_deny_toml_bans_is_in_the_lock_file() {
     let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
     let deny = deny();
-    let banned: Vec<&str> = deny
-        .split("crate = \"")
-        .skip(1)
-        .filter_map(|rest| rest.split('"').next())
-        .collect();
-    assert!(banned.contains(&"openssl-sys"), "deny.toml is not read right");
-    let found: Vec<String> = banned
-        .iter()
-        .filter(|name| lock.contains(&format!("name = \"{name}\"\n")))
-        .map(|name| format!("{name}: see its reason in deny.toml"))
-        .collect();
-    none("banned packages in Cargo.lock", &found);
+    let bans = bans(&deny);
+    assert!(
+        bans.contains(&("openssl-sys", Vec::new())),
+        "deny.toml is not read right"
+    );
+    none("banned packages in Cargo.lock", &banned(&lock, &bans));
+}
+
+#[test]
+fn a_banned_package_is_for_its_wrappers_alone() {
+    let deny = "deny = [\n  { crate = \"a\", reason = \"r\" },\n  { crate = \"b\", wrappers = [\"w\", \"x\"], reason = \"r\" },\n]";
+    let bans = bans(deny);
+    assert_eq!(bans, [("a", Vec::new()), ("b", vec!["w", "x"])]);
+    let package = |name: &str, dependencies: &str| {
+        format!("[[package]]\nname = \"{name}\"\nversion = \"1.0.0\"\ndependencies = [\n{dependencies}]\n")
+    };
+    let good = [
+        package("b", ""),
+        package("w", " \"b\",\n"),
+        package("y", " \"w\",\n"),
+    ]
+    .concat();
+    assert_eq!(banned(&good, &bans), Vec::<String>::new());
+    for (name, dependencies, finding) in [
+        ("a", "", "a: see"),
+        ("y", " \"b\",\n", "y depends on b"),
+        ("y", " \"b 1.0.0\",\n \"w\",\n", "y depends on b"),
+    ] {
+        let found = banned(&package(name, dependencies), &bans);
+        assert!(found.len() == 1 && found[0].starts_with(finding), "{found:?}");
+    }
 }
 
 #[test]
