@@ -75,6 +75,7 @@ impl ErrorKind {
 pub struct StoreError {
     kind: ErrorKind,
     operation: &'static str,
+    code: Option<&'static str>,
     message: Cow<'static, str>,
     source: Option<Arc<dyn Error + Send + Sync>>,
 }
@@ -86,6 +87,7 @@ impl StoreError {
         Self {
             kind,
             operation,
+            code: None,
             message: message.into(),
             source: None,
         }
@@ -96,6 +98,19 @@ impl StoreError {
     pub fn with_source(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         self.source = Some(source.into().into());
         self
+    }
+
+    /// The same error with a page of its own instead of that of its kind.
+    #[must_use]
+    pub const fn with_code(mut self, code: &'static str) -> Self {
+        self.code = Some(code);
+        self
+    }
+
+    /// The page under `docs/errors/` that explains it.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        self.code.unwrap_or(self.kind.code())
     }
 
     /// What happened.
@@ -113,7 +128,7 @@ impl StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}: {}", self.kind.code(), self.operation, self.message)
+        write!(f, "{}: {}: {}", self.code(), self.operation, self.message)
     }
 }
 

@@ -4,9 +4,10 @@
 //! what a store or broker must carry out; the in-memory [`model`] is the specification that every backend is compared
 //! with. Only [`host`] asks the operating system for anything (time and randomness).
 //!
-//! Begin at [`claim`] (who may run a key), [`relay`] (how events leave an outbox), [`inbox`] (how they are taken once) or
+//! Begin at [`claim`] (who may run a key; [`batch`]: many callers, few statements), [`relay`] (how events leave an outbox), [`inbox`] (how they are taken once) or
 //! [`saga`] (steps and their compensations).
 
+pub mod batch;
 pub mod claim;
 pub mod crash;
 pub mod error;

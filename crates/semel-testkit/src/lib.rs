@@ -11,6 +11,7 @@
 pub mod children;
 pub mod clock;
 pub mod crash;
+pub mod faulty;
 pub mod laws;
 pub mod proxy;
 pub mod servers;

@@ -6,7 +6,7 @@ use std::slice::from_ref;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::Capabilities;
+use super::{Batching, Capabilities, MixedBatch, MixedReplies};
 use crate::claim::{
     Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement,
     StateName, SweepReport,
@@ -74,6 +74,23 @@ pub trait KeyStore: Send + Sync + 'static {
     /// from time to time. `None` where the backend cannot tell.
     async fn subscribe(&self, _key: &Key) -> Option<Hint> {
         None
+    }
+
+    /// How a batcher best asks this store.
+    fn batching(&self) -> Batching {
+        Batching::default()
+    }
+
+    /// Transitions of several kinds, asked for at the same time; in one commit where [`Batching::mixes`] says so. All in
+    /// all at most [`limits::BATCH_ITEMS_MAX`](crate::limits::BATCH_ITEMS_MAX) items. The default asks kind by kind.
+    async fn transact_many(&self, batch: &MixedBatch) -> MixedReplies {
+        batch.one_kind_at_a_time(self).await
+    }
+
+    /// What claims would be answered, as far as that needs no write: `None` for one that may have to be granted, which
+    /// is then claimed. Changes nothing. The default knows nothing.
+    async fn look_many(&self, claims: &[Claim]) -> Replies<Option<ClaimReply>> {
+        claims.iter().map(|_| Ok(None)).collect()
     }
 }
 

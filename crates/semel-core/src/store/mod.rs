@@ -2,12 +2,15 @@
 
 mod inbox;
 mod keys;
+mod keys_arc;
+mod mixed;
 mod outbox;
 mod saga;
 mod sink;
 
 pub use inbox::{InboxStore, PARKED_REASON_BYTES_MAX, Parked};
 pub use keys::{Hint, KeyPage, KeyQuery, KeyStore, KeyStoreExt, Replies, Usage};
+pub use mixed::{Batching, LANES_MAX, MixedBatch, MixedReplies};
 pub use outbox::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, CursorSave, Exception, ExceptionKind, Guarded, Opening,
     OutboxStore, Page, PageRow, PageSize, SHARDS_MAX, ShardBacklog, StoredException, check_stream,

@@ -1,1 +1,9 @@
-//! Idempotency keys for any async function.
+//! The one integration test binary of this crate.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a panic here is a failed test"
+)]
+
+mod batched;
+mod support;
