@@ -1,1 +1,13 @@
-//! Keys on Redis.
+//! The one integration test binary of this crate.
+#![allow(clippy::unwrap_used, reason = "a panic here is a failed test")]
+
+mod cluster;
+mod crash;
+mod durable;
+mod hints;
+mod history;
+mod laws;
+mod layout;
+mod refusals;
+mod trouble;
+mod world;

@@ -9,7 +9,9 @@ mod guard;
 mod kafka;
 mod kafka_wire;
 mod postgres;
+mod redis;
 
 pub use guard::{Guard, free_port};
 pub use kafka::{KafkaServer, kafka};
 pub use postgres::{PostgresServer, postgres};
+pub use redis::{RedisCluster, RedisServer, redis};

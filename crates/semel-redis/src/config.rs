@@ -1,0 +1,67 @@
+//! How to connect.
+
+use std::time::Duration;
+
+use semel_core::{ErrorKind, StoreError};
+
+/// Settings of one Redis.
+#[derive(Clone)]
+pub struct Config {
+    /// `redis://user:password@host:port/database`, `rediss://` with the feature `tls`. For a cluster one or more nodes,
+    /// separated by commas; the others are found by themselves.
+    pub url: String,
+    /// Whether it is a cluster. Default false.
+    pub cluster: bool,
+    /// What every name in Redis begins with: 1 to 64 letters, digits, `.`, `_` and `-`. Two stores in one database need
+    /// two of them. Default `semel`.
+    pub prefix: String,
+    /// How long connecting may take. Default 5 s.
+    pub connect_timeout: Duration,
+    /// How long a reply may take; then the outcome is unknown. Default 5 s.
+    pub reply_timeout: Duration,
+    /// Replicas that must have confirmed a write before it is answered (`WAIT`); a reply below it is an unknown outcome.
+    /// Makes a fail-over less likely to forget, never impossible. Not in a cluster. Default 0.
+    pub replicas_min: u32,
+    /// How often the server's settings are looked at again (rule K8). Default 30 s.
+    pub check_every: Duration,
+}
+
+impl Config {
+    /// The defaults for this URL.
+    #[must_use]
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            cluster: false,
+            prefix: "semel".to_owned(),
+            connect_timeout: Duration::from_secs(5),
+            reply_timeout: Duration::from_secs(5),
+            replicas_min: 0,
+            check_every: Duration::from_secs(30),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        let allowed = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
+        if self.prefix.is_empty() || self.prefix.len() > 64 || !self.prefix.chars().all(allowed) {
+            let text = "prefix has 1 to 64 letters, digits, `.`, `_` and `-`: choose another one";
+            return Err(StoreError::new(ErrorKind::Invalid, "connect", text));
+        }
+        if self.cluster && self.replicas_min > 0 {
+            let text = "replicas_min does not work in a cluster: leave it out";
+            return Err(StoreError::new(ErrorKind::Invalid, "connect", text));
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The URL may hold a password.
+        f.debug_struct("Config")
+            .field("cluster", &self.cluster)
+            .field("prefix", &self.prefix)
+            .field("replicas_min", &self.replicas_min)
+            .finish_non_exhaustive()
+    }
+}

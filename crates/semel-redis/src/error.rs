@@ -1,0 +1,141 @@
+//! From an error of Redis to what a caller may do next, in one place.
+
+use redis::{ErrorKind as Driver, RedisError};
+use semel_core::{ErrorKind, StoreError};
+
+/// Redis may evict records under memory pressure (rule K8).
+pub(crate) const EVICTS: &str = "SEM0230";
+/// Redis is full.
+pub(crate) const FULL: &str = "SEM0231";
+/// Redis is older than 7.
+pub(crate) const OLD: &str = "SEM0232";
+/// A replica.
+pub(crate) const READ_ONLY: &str = "SEM0233";
+/// It loads its data or is busy.
+pub(crate) const BUSY: &str = "SEM0234";
+/// A cluster, or none.
+pub(crate) const CLUSTER: &str = "SEM0235";
+/// User, password or rights.
+pub(crate) const RIGHTS: &str = "SEM0236";
+/// Too few replicas.
+pub(crate) const REPLICAS: &str = "SEM0237";
+/// It cannot write its files.
+pub(crate) const DISK: &str = "SEM0238";
+
+/// What a call was doing when it failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Doing {
+    /// Making a connection: nothing was asked yet.
+    Connecting,
+    /// Reading.
+    Reading,
+    /// Changing something: a reply that does not come is an unknown outcome.
+    Writing,
+}
+
+/// The kind of a failed call.
+///
+/// A refusal of the server proves that nothing was done: scripts are refused as a whole, or by their first write. A
+/// connection that breaks or a reply that does not come in time proves nothing.
+pub(crate) fn classify(operation: &'static str, doing: Doing, error: RedisError) -> StoreError {
+    let refused = |kind, code, text: &'static str| StoreError::new(kind, operation, text).with_code(code);
+    let code = error.code().unwrap_or_default().to_owned();
+    let found = match code.as_str() {
+        "OOM" => refused(
+            ErrorKind::NotApplied,
+            FULL,
+            "Redis is full, nothing was written; raise maxmemory, keep outcomes for less time, or sweep",
+        ),
+        "READONLY" => refused(
+            ErrorKind::Unavailable,
+            READ_ONLY,
+            "this Redis is a read-only replica; connect to the primary",
+        ),
+        "LOADING" | "MASTERDOWN" | "BUSY" => refused(
+            ErrorKind::Unavailable,
+            BUSY,
+            "Redis loads its data or is busy with somebody's script; it will answer later",
+        ),
+        "CLUSTERDOWN" | "TRYAGAIN" => refused(
+            ErrorKind::Unavailable,
+            CLUSTER,
+            "the cluster does not serve this key now; it will when its slots are covered again",
+        ),
+        "MOVED" | "ASK" | "CROSSSLOT" => refused(
+            ErrorKind::Invalid,
+            CLUSTER,
+            "this Redis is part of a cluster; set cluster = true",
+        ),
+        "NOAUTH" | "WRONGPASS" | "NOPERM" => rights(operation),
+        "NOREPLICAS" => refused(
+            ErrorKind::NotApplied,
+            REPLICAS,
+            "Redis has fewer replicas than its min-replicas-to-write, nothing was written; bring them back",
+        ),
+        "MISCONF" => refused(
+            ErrorKind::NotApplied,
+            DISK,
+            "Redis cannot write its files and takes no writes; free its disk, see its log",
+        ),
+        _ => return by_kind(operation, doing, error),
+    };
+    found.with_source(error)
+}
+
+fn rights(operation: &'static str) -> StoreError {
+    let text =
+        "Redis refuses this user, password or command; mend the URL, or grant the user the commands of Semel";
+    StoreError::new(ErrorKind::Invalid, operation, text).with_code(RIGHTS)
+}
+
+fn by_kind(operation: &'static str, doing: Doing, error: RedisError) -> StoreError {
+    let found = match (error.kind(), doing) {
+        (Driver::AuthenticationFailed, _) => rights(operation),
+        (Driver::RESP3NotSupported, _) => old(operation, "older than 6"),
+        (Driver::InvalidClientConfig, _) => {
+            let text = "the URL is not of the form redis://user:password@host:port/database";
+            StoreError::new(ErrorKind::Invalid, operation, text)
+        }
+        (Driver::Server(_) | Driver::Extension, Doing::Connecting | Doing::Reading | Doing::Writing) => {
+            let text = "Redis refused the command; its answer is the source of this error";
+            StoreError::new(ErrorKind::Invalid, operation, text)
+        }
+        (_, Doing::Connecting) | (Driver::ClusterConnectionNotFound, _) => {
+            let text = "Redis cannot be reached; is it running, and is the URL right?";
+            StoreError::new(ErrorKind::Unavailable, operation, text)
+        }
+        (_, Doing::Reading) => {
+            let text = "the connection broke or the answer took too long; nothing was changed";
+            StoreError::new(ErrorKind::NotApplied, operation, text)
+        }
+        (_, Doing::Writing) => lost(operation),
+    };
+    found.with_source(error)
+}
+
+/// The reply did not come.
+pub(crate) fn lost(operation: &'static str) -> StoreError {
+    let text = "the answer did not come: it may have been done";
+    StoreError::new(ErrorKind::ReplyLost, operation, text)
+}
+
+/// Too old.
+pub(crate) fn old(operation: &'static str, version: &str) -> StoreError {
+    let text = format!("this Redis is {version}; use Redis 7 or later");
+    StoreError::new(ErrorKind::Invalid, operation, text).with_code(OLD)
+}
+
+/// What was stored or answered cannot be read.
+pub(crate) fn corrupt(operation: &'static str, text: &'static str) -> StoreError {
+    StoreError::new(ErrorKind::Corrupt, operation, text)
+}
+
+/// Whether one item of several may be the cause, so that the others should be tried without it.
+pub(crate) fn may_be_one_item(error: &StoreError) -> bool {
+    use std::error::Error as _;
+    let source = error
+        .source()
+        .and_then(|source| source.downcast_ref::<RedisError>());
+    let plain = |error: &RedisError| matches!(error.code(), Some("ERR" | "WRONGTYPE"));
+    error.kind() == ErrorKind::Invalid && source.is_some_and(plain)
+}

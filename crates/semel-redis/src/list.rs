@@ -1,0 +1,180 @@
+//! Pages of records, for people and consoles.
+//!
+//! Runs that have not ended are in the registries; all others are found by going through the keyspace. A record that is
+//! moved by Redis between two pages may be shown twice; none that is there all the time is left out.
+
+use semel_core::claim::StateName;
+use semel_core::store::{KeyPage, KeyQuery, KeyStore as _};
+use semel_core::{ErrorKind, Key, StoreError, Timestamp, limits};
+
+use crate::Redis;
+use crate::names::{TAGS, token_of};
+
+/// Steps of one page at most: then it ends, with what was found so far.
+const STEPS_MAX: usize = 64;
+
+/// Where a page begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum From {
+    /// In a registry: its tag, and the entry behind which to go on.
+    Run(u8, String),
+    /// In the keyspace: node, cursor, and the name behind which to go on in its step.
+    Space(u16, u64, Vec<u8>),
+}
+
+impl From {
+    fn to_bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Run(tag, entry) => [&[b'r', *tag][..], entry.as_bytes()].concat(),
+            Self::Space(node, cursor, name) => {
+                [b"s", &node.to_be_bytes()[..], &cursor.to_be_bytes(), name].concat()
+            }
+        }
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        match bytes.split_first()? {
+            (b'r', rest) => {
+                let (tag, entry) = rest.split_first()?;
+                let entry = std::str::from_utf8(entry).ok()?.to_owned();
+                (entry.is_empty() || token_of(*tag, &entry).is_some()).then_some(Self::Run(*tag, entry))
+            }
+            (b's', rest) => {
+                let (node, rest) = rest.split_first_chunk()?;
+                let (cursor, name) = rest.split_first_chunk()?;
+                Some(Self::Space(
+                    u16::from_be_bytes(*node),
+                    u64::from_be_bytes(*cursor),
+                    name.to_vec(),
+                ))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Redis {
+    pub(crate) async fn page(&self, query: &KeyQuery) -> Result<KeyPage, StoreError> {
+        limits::check_batch(query.limit as usize)?;
+        let running = matches!(query.state, Some(StateName::Claimed | StateName::Unknown));
+        let from = match &query.from {
+            None if running => From::Run(0, String::new()),
+            None => From::Space(0, 0, Vec::new()),
+            Some(bytes) => From::from_bytes(bytes).ok_or_else(|| {
+                let text = "this page token is not one of this store's: begin again without it";
+                StoreError::new(ErrorKind::Invalid, "list", text)
+            })?,
+        };
+        let mut page = KeyPage::default();
+        let mut next = Some(from);
+        for _ in 0..STEPS_MAX {
+            let left = (query.limit as usize).saturating_sub(page.records.len());
+            let Some(from) = next.take_if(|_| left > 0) else {
+                break;
+            };
+            next = match from {
+                From::Run(tag, entry) => self.runs(query, tag, entry, left, &mut page).await?,
+                From::Space(node, cursor, name) => {
+                    self.space(query, (node, cursor, name), left, &mut page).await?
+                }
+            };
+        }
+        page.next = next.map(|from| from.to_bytes().into());
+        Ok(page)
+    }
+
+    async fn runs(
+        &self,
+        query: &KeyQuery,
+        tag: u8,
+        entry: String,
+        left: usize,
+        page: &mut KeyPage,
+    ) -> Result<Option<From>, StoreError> {
+        let entries = self.entries("list", tag, &entry, left).await?;
+        let whole = entries.len() < left;
+        let last = entries.last().map(|(entry, _)| entry.clone());
+        let wanted = |key: &Key| query.scope.as_ref().is_none_or(|scope| key.scope() == scope);
+        let (mut keys, mut tokens) = (Vec::new(), Vec::new());
+        for (entry, record) in &entries {
+            if let (Some(key), Some(token)) = (self.names().key(record), token_of(tag, entry))
+                && wanted(&key)
+            {
+                keys.push(key);
+                tokens.push(token);
+            }
+        }
+        for ((key, reply), token) in keys.iter().zip(self.read_many(&keys).await).zip(tokens) {
+            let record = reply?;
+            // An entry of an older run of the key is left over.
+            if let Some(record) = record
+                && record.lease().is_some_and(|lease| lease.token == token)
+            {
+                page.records.extend(query.shows(key, &record, Timestamp(0)));
+            }
+        }
+        Ok(match last {
+            Some(last) if !whole => Some(From::Run(tag, last)),
+            _ if tag + 1 < TAGS => Some(From::Run(tag + 1, String::new())),
+            _ => None,
+        })
+    }
+
+    async fn space(
+        &self,
+        query: &KeyQuery,
+        (node, cursor, behind): (u16, u64, Vec<u8>),
+        left: usize,
+        page: &mut KeyPage,
+    ) -> Result<Option<From>, StoreError> {
+        let nodes = self.link().nodes("list").await?;
+        let Some(at) = nodes.get(usize::from(node)) else {
+            return Ok(None);
+        };
+        let (next, mut names) = self.scan("list", at, cursor, query.scope.as_ref()).await?;
+        // A step answers the same names again; sorted, what was shown of it is left out.
+        names.sort_unstable();
+        names.dedup();
+        names.retain(|name| *name > behind);
+        let keys: Vec<Key> = names.iter().filter_map(|name| self.names().key(name)).collect();
+        let mut shown = 0;
+        for chunk in keys.chunks(limits::BATCH_ITEMS_MAX) {
+            for (key, reply) in chunk.iter().zip(self.read_many(chunk).await) {
+                let Some((key, record)) = reply?.and_then(|record| query.shows(key, &record, Timestamp(0)))
+                else {
+                    continue;
+                };
+                let last = self.names().record(&key);
+                page.records.push((key, record));
+                shown += 1;
+                if shown == left {
+                    return Ok(Some(From::Space(node, cursor, last)));
+                }
+            }
+        }
+        Ok(match next {
+            0 if usize::from(node) + 1 < nodes.len() => Some(From::Space(node + 1, 0, Vec::new())),
+            0 => None,
+            cursor => Some(From::Space(node, cursor, Vec::new())),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_token_is_read_back_and_a_foreign_one_refused() {
+        for from in [
+            From::Run(0, String::new()),
+            From::Run(63, "1767225600000-3".to_owned()),
+            From::Space(2, u64::MAX, b"semel{00}\x01ab".to_vec()),
+        ] {
+            assert_eq!(From::from_bytes(&from.to_bytes()), Some(from));
+        }
+        for foreign in [&b""[..], b"x", b"r", b"r\0oops", b"s\0", b"\x01ab"] {
+            assert_eq!(From::from_bytes(foreign), None);
+        }
+    }
+}

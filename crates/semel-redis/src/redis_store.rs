@@ -1,0 +1,189 @@
+//! The handle.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use redis::Cmd;
+use semel_core::claim::Token;
+use semel_core::{Clock as _, Key, StoreError, SystemClock};
+
+use crate::config::Config;
+use crate::health::{self, Facts};
+use crate::hints::Hints;
+use crate::link::{Link, Node};
+use crate::names::{Names, TAGS, entry_id};
+use crate::sweep::Place;
+
+/// Runs of one tag that have ended before their entries in the registry are removed, all at once.
+const ENDED: usize = 16;
+
+/// Keys on a Redis. Cheap to clone; all clones share a connection.
+#[derive(Clone)]
+pub struct Redis(Arc<Inner>);
+
+struct Inner {
+    config: Config,
+    link: Link,
+    names: Names,
+    hints: Hints,
+    durable: AtomicBool,
+    /// Why claims are refused now.
+    refusal: Mutex<Option<StoreError>>,
+    /// When the settings are looked at again, by this process's monotonic clock in µs.
+    next_check: AtomicI64,
+    ended: Mutex<Vec<Vec<Token>>>,
+    place: Mutex<Place>,
+}
+
+impl std::fmt::Debug for Redis {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Redis")
+            .field("config", &self.0.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Redis {
+    /// Connects, and refuses a server on which keys would not be safe: see [`Facts::check`]. What may be lost in a crash is
+    /// logged as a warning.
+    ///
+    /// # Errors
+    /// `Invalid` for settings that do not fit, `Unavailable` when the server cannot be reached.
+    pub async fn connect(config: Config) -> Result<Self, StoreError> {
+        let store = Self::open(config).await?;
+        let facts = store.facts().await?;
+        store.judge(&facts)?;
+        for warning in facts.iter().filter_map(Facts::warning) {
+            tracing::warn!("{warning}");
+        }
+        Ok(store)
+    }
+
+    /// Connects without looking at the settings, for tools that show them: [`Redis::facts`].
+    ///
+    /// # Errors
+    /// `Invalid` for a URL that cannot be read or a user that is refused, `Unavailable` when the server cannot be reached.
+    pub async fn open(config: Config) -> Result<Self, StoreError> {
+        config.check()?;
+        let hints = Hints::default();
+        let woken = hints.clone();
+        let link = Link::new(config.clone(), Arc::new(move |record| woken.wake(record)))?;
+        link.live("connect").await?;
+        let store = Self(Arc::new(Inner {
+            names: Names::new(&config.prefix),
+            link,
+            hints,
+            durable: AtomicBool::new(false),
+            refusal: Mutex::new(None),
+            next_check: AtomicI64::new(0),
+            ended: Mutex::new(vec![Vec::new(); usize::from(TAGS)]),
+            place: Mutex::default(),
+            config,
+        }));
+        store.check_is_due_later();
+        Ok(store)
+    }
+
+    /// What each server that holds keys says about itself: one, or the primaries of a cluster.
+    ///
+    /// # Errors
+    /// It cannot be reached.
+    pub async fn facts(&self) -> Result<Vec<Facts>, StoreError> {
+        health::ask(&self.0.link).await
+    }
+
+    /// Looks at the servers' settings now; claims are refused from now on if they do not fit, and no longer if they do.
+    ///
+    /// # Errors
+    /// What is wrong, or that they cannot be asked.
+    pub async fn check(&self) -> Result<(), StoreError> {
+        self.judge(&self.facts().await?)
+    }
+
+    fn judge(&self, facts: &[Facts]) -> Result<(), StoreError> {
+        let durable = !facts.is_empty() && facts.iter().all(Facts::is_durable);
+        self.0.durable.store(durable, Ordering::Relaxed);
+        let judged = health::judge(facts, self.0.link.is_cluster());
+        let mut refusal = self.0.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        *refusal = judged.clone().err();
+        judged
+    }
+
+    /// Forgets the connection; a later call makes a new one.
+    pub fn close(&self) {
+        self.0.link.close();
+        self.0.hints.wake(None);
+    }
+
+    pub(crate) fn link(&self) -> &Link {
+        &self.0.link
+    }
+
+    pub(crate) fn names(&self) -> &Names {
+        &self.0.names
+    }
+
+    pub(crate) fn hints(&self) -> &Hints {
+        &self.0.hints
+    }
+
+    pub(crate) fn place(&self) -> &Mutex<Place> {
+        &self.0.place
+    }
+
+    pub(crate) fn is_durable(&self) -> bool {
+        self.0.durable.load(Ordering::Relaxed)
+    }
+
+    /// Why no claims are taken now. Looks at the settings again when it is time, beside the claims.
+    pub(crate) fn refuses_claims(&self) -> Option<StoreError> {
+        let now = i64::try_from(SystemClock.monotonic().as_micros()).unwrap_or(i64::MAX);
+        if now >= self.0.next_check.load(Ordering::Relaxed) {
+            self.check_is_due_later();
+            let store = self.clone();
+            tokio::spawn(async move {
+                if let Err(error) = store.check().await {
+                    tracing::warn!(error = semel_core::error::chain(&error), "Redis does not fit");
+                }
+            });
+        }
+        let refusal = self.0.refusal.lock().unwrap_or_else(PoisonError::into_inner);
+        refusal.clone()
+    }
+
+    fn check_is_due_later(&self) {
+        let next = SystemClock.monotonic().saturating_add(self.0.config.check_every);
+        let next = i64::try_from(next.as_micros()).unwrap_or(i64::MAX);
+        self.0.next_check.store(next, Ordering::Relaxed);
+    }
+
+    /// Notes that a run is over. Its entry in the registry is removed with others, later; one that is left over (this
+    /// process dies) is removed by a sweep.
+    pub(crate) fn run_ended(&self, key: &Key, token: Token) {
+        let tag = self.names().tag(&self.names().record(key));
+        let tokens = {
+            let mut ended = self.0.ended.lock().unwrap_or_else(PoisonError::into_inner);
+            match ended.get_mut(usize::from(tag)) {
+                Some(tokens) => {
+                    tokens.push(token);
+                    if tokens.len() < ENDED {
+                        return;
+                    }
+                    std::mem::take(tokens)
+                }
+                None => return,
+            }
+        };
+        let mut command: Cmd = redis::cmd("XDEL");
+        command.arg(self.names().registry(tag));
+        for token in tokens {
+            command.arg(entry_id(token));
+        }
+        let store = self.clone();
+        tokio::spawn(async move {
+            if let Err(error) = store.link().ask("forget", &Node::Only, command).await {
+                tracing::debug!(error = semel_core::error::chain(&error), "left to the sweep");
+            }
+        });
+    }
+}
