@@ -74,7 +74,6 @@ impl ErrorKind {
 #[derive(Debug, Clone)]
 pub struct StoreError {
     kind: ErrorKind,
-    code: Option<&'static str>,
     operation: &'static str,
     code: Option<&'static str>,
     message: Cow<'static, str>,
@@ -87,7 +86,6 @@ impl StoreError {
     pub fn new(kind: ErrorKind, operation: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
         Self {
             kind,
-            code: None,
             operation,
             code: None,
             message: message.into(),
@@ -102,39 +100,23 @@ impl StoreError {
         self
     }
 
-<<<<<<< HEAD
     /// The same error with a page of its own instead of that of its kind.
-=======
-    /// The same error with a page of its own under `docs/errors/` instead of its kind's.
->>>>>>> 7837672 (Redis: keys on Redis 7+, one script per transition, tokens from streams, hints by pub/sub; a launcher of servers and clusters)
     #[must_use]
     pub const fn with_code(mut self, code: &'static str) -> Self {
         self.code = Some(code);
         self
     }
 
-<<<<<<< HEAD
     /// The page under `docs/errors/` that explains it.
     #[must_use]
     pub fn code(&self) -> &'static str {
         self.code.unwrap_or(self.kind.code())
     }
 
-=======
->>>>>>> 7837672 (Redis: keys on Redis 7+, one script per transition, tokens from streams, hints by pub/sub; a launcher of servers and clusters)
     /// What happened.
     #[must_use]
     pub const fn kind(&self) -> ErrorKind {
         self.kind
-    }
-
-    /// The page under `docs/errors/` that explains it.
-    #[must_use]
-    pub const fn code(&self) -> &'static str {
-        match self.code {
-            Some(code) => code,
-            None => self.kind.code(),
-        }
     }
 
     /// What a caller may do next.
