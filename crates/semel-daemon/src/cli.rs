@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::exit::Exit;
-use crate::{check, demo, migrate, out, run};
+use crate::{api, check, demo, keys, migrate, out, run};
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done; 1 understood but failed (a server away, a port in use, a check or audit that found something); \
-2 wrong use or a mistake in the configuration.
+2 wrong use or a mistake in the configuration; `semel keys` also 3 and 4, see its help.
 Data goes to stdout, everything else to stderr. Colours and tables appear in a terminal only.";
 
 /// The whole command line.
@@ -25,12 +25,16 @@ struct Cli {
 enum Command {
     /// Watch a small shop stay right while its processes are killed, beside a hand-written one
     Demo(demo::DemoArgs),
-    /// Run what the configuration names: relays, gateways, the saga coordinator
+    /// Run what the configuration names: relays, gateways, the key API, the saga coordinator
     Run(RunArgs),
     /// Read the configuration, name every mistake, then try each server it names
     Check(CheckArgs),
     /// Install or upgrade Semel's tables
     Migrate(MigrateArgs),
+    /// Look at keys, and settle those that wait for a person
+    Keys(keys::KeysArgs),
+    /// The key API's description
+    Api(ApiArgs),
     /// A process of the demo
     #[command(hide = true)]
     DemoChild(demo::ChildArgs),
@@ -84,6 +88,19 @@ pub(crate) struct MigrateArgs {
     pub(crate) print: bool,
 }
 
+/// `semel api`.
+#[derive(Debug, Args)]
+struct ApiArgs {
+    #[command(subcommand)]
+    command: ApiCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ApiCommand {
+    /// Print the OpenAPI 3.1 document, as `/v1/openapi.json` serves it where tokens are asked for
+    Openapi,
+}
+
 /// Where the configuration is.
 #[derive(Debug, Args)]
 pub(crate) struct ConfigArg {
@@ -130,6 +147,13 @@ pub(crate) fn main() -> Exit {
         Some(Command::Run(args)) => run::run(&args),
         Some(Command::Check(args)) => check::run(&args),
         Some(Command::Migrate(args)) => migrate::run(&args),
+        Some(Command::Keys(args)) => keys::run(&args),
+        Some(Command::Api(ApiArgs {
+            command: ApiCommand::Openapi,
+        })) => {
+            out::data(api::openapi::text(true));
+            Exit::Ok
+        }
     }
 }
 
@@ -143,12 +167,14 @@ fn welcome() {
   semel check   -c semel.toml       {check}
   semel migrate -c semel.toml       {migrate}
   semel run     -c semel.toml       {run}
+  semel keys    list                {keys}
 
 Options of each: semel <command> --help.",
         version = env!("CARGO_PKG_VERSION"),
         demo = dim("see it work: a shop whose processes are killed, then an audit"),
         check = dim("name every mistake in the configuration, try each server"),
         migrate = dim("install or upgrade the tables"),
-        run = dim("run the relays, gateways and sagas of the file"),
+        run = dim("run the relays, gateways, key API and sagas of the file"),
+        keys = dim("look at keys, settle those that wait for a person"),
     ));
 }

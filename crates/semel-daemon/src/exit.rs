@@ -11,6 +11,10 @@ pub(crate) enum Exit {
     Failed,
     /// It was not understood: a flag, the configuration file, a missing variable. Repeating does not help.
     Usage,
+    /// `semel keys`: there is no such key.
+    Absent,
+    /// `semel keys`: the key stands otherwise than asked, and was left alone.
+    Changed,
 }
 
 impl Exit {
@@ -20,6 +24,8 @@ impl Exit {
             Self::Ok => 0,
             Self::Failed => 1,
             Self::Usage => 2,
+            Self::Absent => 3,
+            Self::Changed => 4,
         }
     }
 }

@@ -6,12 +6,14 @@
 //! *Invariant:* nothing here decides a protocol. The machines are in `semel-core`, the engines in the pattern crates;
 //! this crate wires them to a file, a socket and a signal.
 
+mod api;
 mod check;
 mod cli;
 mod config;
 mod demo;
 mod exit;
 mod gateway;
+mod keys;
 mod migrate;
 mod out;
 mod run;

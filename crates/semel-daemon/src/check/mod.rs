@@ -58,10 +58,11 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
 fn summary(config: &Config) -> String {
     let count = |n: usize, noun: &str| format!("{n} {noun}{}", if n == 1 { "" } else { "s" });
     format!(
-        "{}, {}, {}, sagas {}",
+        "{}, {}, {}, key API {}, sagas {}",
         count(config.stores.len(), "store"),
         count(config.relays.len(), "relay"),
         count(config.gateways.len(), "gateway"),
+        if config.api.is_some() { "on" } else { "off" },
         if config.saga.is_some() { "on" } else { "off" }
     )
 }

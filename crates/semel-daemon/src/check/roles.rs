@@ -34,6 +34,25 @@ pub(crate) async fn check(config: &Config, findings: &mut Vec<Finding>) {
             "guarded: each key is sent once; an end that is not known is held, never repeated in silence";
         findings.push(Finding::ok(part, "guarantee", text));
     }
+    if let Some(api) = &config.api {
+        findings.push(port("api", api.listen, running).await);
+        findings.push(if api.access.asks() {
+            Finding::ok(
+                "api",
+                "access",
+                "bearer tokens, each for its scopes and operations",
+            )
+        } else {
+            Finding::ok(
+                "api",
+                "access",
+                "no tokens: everybody on this machine, web pages excepted",
+            )
+        });
+        let text = "keyed where whoever claims passes the token or the key on, else guarded: an end that is not known is \
+                    held, never granted again in silence";
+        findings.push(Finding::ok("api", "guarantee", text));
+    }
     if config.saga.is_some() {
         let text = "keyed where a step's participant keeps a barrier or deduplicates, else guarded: each definition says";
         findings.push(Finding::ok("saga", "guarantee", text));

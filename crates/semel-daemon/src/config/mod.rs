@@ -3,6 +3,7 @@
 //! [`spec`] lists what may be said, [`read`] reads tables by it, [`mistake`] shows what is wrong. A section's file
 //! holds its fields, its type and its reading.
 
+pub(crate) mod api;
 pub(crate) mod docs;
 pub(crate) mod expand;
 pub(crate) mod mistake;
@@ -22,6 +23,7 @@ use read::{Reader, Table};
 use spec::{Section, field};
 use toml::de::DeTable;
 
+pub(crate) use api::ApiConfig;
 pub(crate) use relay::RelayConfig;
 pub(crate) use saga::SagaConfig;
 pub(crate) use server::ServerConfig;
@@ -55,6 +57,7 @@ const ROOT: Section = Section {
             "",
             "Idempotency-Key in front of an upstream",
         ),
+        field("api", "table", "", "keys over HTTP, for services in any language"),
         field("saga", "table", "", "the saga coordinator"),
     ],
 };
@@ -70,6 +73,8 @@ pub(crate) const SECTIONS: &[&Section] = &[
     &sink::WEBHOOK,
     &sink::KAFKA,
     &gateway::GATEWAY,
+    &api::API,
+    &api::TOKEN,
     &saga::SAGA,
 ];
 
@@ -84,6 +89,8 @@ pub(crate) struct Config {
     pub(crate) relays: Vec<RelayConfig>,
     /// The gateways.
     pub(crate) gateways: Vec<GatewayConfig>,
+    /// The key API, when it is on.
+    pub(crate) api: Option<ApiConfig>,
     /// The coordinator, when it is on.
     pub(crate) saga: Option<SagaConfig>,
 }
@@ -221,6 +228,9 @@ fn read_all<'a>(reader: &'a Reader<'a>, document: &'a DeTable<'a>, folder: &Path
             .iter()
             .filter_map(gateway::read)
             .collect(),
+        api: root
+            .table("api", &api::API)
+            .and_then(|table| api::read(&table, folder)),
         saga: root
             .table("saga", &saga::SAGA)
             .and_then(|table| saga::read(&table)),

@@ -9,6 +9,8 @@
 //! # Not guaranteed
 //! That two daemons with the same configuration share work evenly: leases decide who does what.
 
+mod api;
+pub(crate) mod browser;
 mod gateways;
 mod health;
 mod listen;
@@ -33,6 +35,7 @@ use crate::config::{self, Config};
 use crate::exit::Exit;
 use crate::{out, runtime};
 
+use api::KeyApi;
 use gateways::Gateway;
 use health::Health;
 use listen::Bound;
@@ -96,20 +99,35 @@ async fn serve(config: Config) -> Exit {
         }
     }
 
-    if config.relays.is_empty() && config.gateways.is_empty() && config.saga.is_none() {
-        tracing::warn!("the configuration names no relay, no gateway and no [saga]: there is nothing to do");
+    let api = match &config.api {
+        None => None,
+        Some(api) => match KeyApi::bind(api.clone(), stores.handle(&api.store)).await {
+            Ok(api) => Some(api),
+            Err(error) => return refuse(&error),
+        },
+    };
+
+    let nothing = config.relays.is_empty() && config.gateways.is_empty();
+    if nothing && config.api.is_none() && config.saga.is_none() {
+        tracing::warn!(
+            "the configuration names no relay, no gateway, no [api] and no [saga]: there is nothing to do"
+        );
     }
     stores.open(&context);
     for name in config
         .gateways
         .iter()
         .map(|gateway| &gateway.store)
+        .chain(config.api.iter().map(|api| &api.store))
         .collect::<BTreeSet<_>>()
     {
         gateways::start_sweeper(name, stores.handle(name), &context);
     }
     for gateway in gateways {
         gateway.start(&context);
+    }
+    if let Some(api) = api {
+        api.start(&context);
     }
     for name in config
         .relays
@@ -123,11 +141,11 @@ async fn serve(config: Config) -> Exit {
         relays::start(relay, &stores.handle(&relay.store), &context);
     }
     tracing::info!(address = %server.address(), version = env!("CARGO_PKG_VERSION"), "semel listens");
-    let api = config.saga.as_ref().map(|saga| {
+    let sagas = config.saga.as_ref().map(|saga| {
         let store = stores.handle(&saga.store);
         sagas::start(saga, &config.server, store, &context)
     });
-    server::start(server, &config.server, api, &context);
+    server::start(server, &config.server, sagas, &context);
 
     context.stop.cancelled().await;
     tracing::info!("stopping");

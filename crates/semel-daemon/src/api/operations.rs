@@ -1,0 +1,368 @@
+//! The operations: what was read is allowed or not, then asked of the store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel_core::claim::{Claim, ClaimReply, LeaseReply, Record, Release, Settlement, State, Verdict};
+use semel_core::store::Replies;
+use semel_core::{Clock as _, ErrorKind, Key, KeyStore, KeyStoreExt as _, StoreError, SystemClock};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::Api;
+use super::access::Grant;
+use super::problem::{Kind, Problem};
+use super::reply::{Moment, Reply, claimed, leased, listed, looked};
+use super::request::{
+    AbandonBody, ClaimBody, ClaimManyBody, Claiming, CompleteBody, CompleteManyBody, ExtendBody, ListBody,
+    Person, ReadBody, ReleaseBody, SettleBody, WaitBody, read,
+};
+use super::routes::Name;
+
+/// One request whose caller is known.
+pub(super) struct Asked<'a> {
+    pub(super) api: &'a Api,
+    pub(super) grant: &'a Grant,
+    pub(super) store: Arc<dyn KeyStore>,
+    /// Its place among the requests in work; given up while it waits.
+    pub(super) place: OwnedSemaphorePermit,
+}
+
+impl Asked<'_> {
+    /// Does what a body asks for.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not allowed.
+    pub(super) async fn run(self, name: Name, body: &[u8]) -> Result<Reply, Problem> {
+        match name {
+            Name::Claim => {
+                let claiming = read::<ClaimBody>(body)?.claim("")?;
+                self.may(&claiming.claim.key)?;
+                self.claim(claiming).await
+            }
+            Name::ClaimMany => {
+                let claims = read::<ClaimManyBody>(body)?.claims()?;
+                for claiming in &claims {
+                    self.may(&claiming.claim.key)?;
+                }
+                Ok(self.claim_many(claims).await)
+            }
+            Name::Extend => {
+                let wish = read::<ExtendBody>(body)?.extension()?;
+                self.may(&wish.key)?;
+                let reply = self.write("extend", self.store.extend(&wish)).await;
+                Ok(leased(reply, Moment::Until))
+            }
+            Name::Complete => {
+                let done = read::<CompleteBody>(body)?.completion("")?;
+                self.may(&done.key)?;
+                let reply = self.write("complete", self.store.complete(&done)).await;
+                self.api.waking.wake(&done.key);
+                Ok(leased(reply, Moment::RetainUntil))
+            }
+            Name::CompleteMany => {
+                let all = read::<CompleteManyBody>(body)?.completions()?;
+                for done in &all {
+                    self.may(&done.key)?;
+                }
+                let replies = self
+                    .write_many("complete", all.len(), self.store.complete_many(&all))
+                    .await;
+                all.iter().for_each(|done| self.api.waking.wake(&done.key));
+                let replies = replies.into_iter();
+                Ok(Reply::many(
+                    replies.map(|reply| leased(reply, Moment::RetainUntil)),
+                ))
+            }
+            Name::Release => {
+                let back = read::<ReleaseBody>(body)?.release()?;
+                self.may(&back.key)?;
+                let reply = self.write("release", self.store.release(&back)).await;
+                self.api.waking.wake(&back.key);
+                Ok(leased(reply, Moment::At))
+            }
+            Name::Abandon => {
+                let given_up = read::<AbandonBody>(body)?.abandonment()?;
+                self.may(&given_up.key)?;
+                let reply = self.write("abandon", self.store.abandon(&given_up)).await;
+                self.api.waking.wake(&given_up.key);
+                Ok(leased(reply, Moment::At))
+            }
+            Name::Read => {
+                let key = read::<ReadBody>(body)?.key()?;
+                self.may(&key)?;
+                let found = self.look("read", self.store.read(&key)).await;
+                Ok(looked(&key, found))
+            }
+            Name::Wait => {
+                let (key, wait_ms) = read::<WaitBody>(body)?.wait()?;
+                self.may(&key)?;
+                self.wait(key, wait_ms).await
+            }
+            Name::List => {
+                let query = read::<ListBody>(body)?.query()?;
+                let scope = query.scope.as_ref().map(|scope| scope.as_bytes());
+                self.may_scope(scope)?;
+                match self.look("list", self.store.list(&query)).await {
+                    // Of all that is asked, only a page token can be wrong here.
+                    Err(error) if error.kind() == ErrorKind::Invalid => {
+                        Err(Problem::new(Kind::Unreadable, error.to_string()))
+                    }
+                    page => Ok(listed(page)),
+                }
+            }
+            Name::Settle => {
+                let (settlement, person) = read::<SettleBody>(body)?.settlement()?;
+                self.may(&settlement.key)?;
+                let reply = self.write("settle", self.store.settle(&settlement)).await;
+                self.log(&settlement, &person, &reply);
+                self.api.waking.wake(&settlement.key);
+                let moment = match settlement.verdict {
+                    Verdict::Happened(_) => Moment::RetainUntil,
+                    Verdict::DidNotHappen => Moment::At,
+                };
+                Ok(leased(reply, moment))
+            }
+        }
+    }
+
+    fn may(&self, key: &Key) -> Result<(), Problem> {
+        self.may_scope(Some(key.scope().as_bytes()))
+    }
+
+    fn may_scope(&self, scope: Option<&[u8]>) -> Result<(), Problem> {
+        if self.grant.covers(scope) {
+            return Ok(());
+        }
+        let name = &self.grant.name;
+        let detail = match scope {
+            Some(_) => format!("the token `{name}` is not for this scope: see `scopes` of its [[api.token]]"),
+            None => format!("the token `{name}` is not for every scope: name one of its own in `scope`"),
+        };
+        Err(Problem::new(Kind::Forbidden, detail))
+    }
+
+    /// A call that changes something: what does not come in time may have been done.
+    async fn write<T>(
+        &self,
+        operation: &'static str,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        self.within(operation, ErrorKind::ReplyLost, call).await
+    }
+
+    /// A call that changes nothing.
+    async fn look<T>(
+        &self,
+        operation: &'static str,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        self.within(operation, ErrorKind::Unavailable, call).await
+    }
+
+    async fn within<T>(
+        &self,
+        operation: &'static str,
+        late: ErrorKind,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let limit = self.api.limits.request_max;
+        match tokio::time::timeout(limit, call).await {
+            Ok(reply) => reply,
+            Err(_) => {
+                let text = format!("no answer within request_ms_max = {} of [api]", limit.as_millis());
+                Err(StoreError::new(late, operation, text))
+            }
+        }
+    }
+
+    async fn write_many<T>(
+        &self,
+        operation: &'static str,
+        items: usize,
+        call: impl Future<Output = Replies<T>>,
+    ) -> Replies<T> {
+        match self.write(operation, async { Ok(call.await) }).await {
+            Ok(replies) => replies,
+            Err(error) => (0..items).map(|_| Err(error.clone())).collect(),
+        }
+    }
+
+    async fn claim_many(&self, claims: Vec<Claiming>) -> Reply {
+        let mut claims_only = Vec::with_capacity(claims.len());
+        let mut orphans = Vec::with_capacity(claims.len());
+        for claiming in claims {
+            orphans.push(Orphan::of(&self.store, &claiming));
+            claims_only.push(claiming.claim);
+        }
+        let call = self.store.claim_many(&claims_only);
+        let replies = self.write_many("claim", claims_only.len(), call).await;
+        orphans.into_iter().flatten().for_each(Orphan::answered);
+        let replies = replies.into_iter().zip(&claims_only);
+        Reply::many(replies.map(|(reply, claim)| claimed(reply, claim.nonce)))
+    }
+
+    async fn claim(self, claiming: Claiming) -> Result<Reply, Problem> {
+        let orphan = Orphan::of(&self.store, &claiming);
+        let reply = self.claim_and_wait(&claiming.claim, claiming.wait_ms).await;
+        if let Some(orphan) = orphan {
+            orphan.answered();
+        }
+        Ok(claimed(reply?, claiming.claim.nonce))
+    }
+
+    /// Claims, and again whenever the run of somebody else may have ended.
+    async fn claim_and_wait(
+        self,
+        claim: &Claim,
+        wait_ms: u64,
+    ) -> Result<Result<ClaimReply, StoreError>, Problem> {
+        let deadline = self.deadline(wait_ms);
+        let first = self.write("claim", self.store.claim(claim)).await;
+        if wait_ms == 0 || !matches!(first, Ok(ClaimReply::Busy { .. })) {
+            return Ok(first);
+        }
+        let _waiting = self.waiting()?;
+        let mut seat = self.api.waking.place(&claim.key);
+        let Self {
+            api, store, place, ..
+        } = self;
+        drop(place);
+        loop {
+            let interest = seat.interest(store.as_ref()).await;
+            let call = tokio::time::timeout(api.limits.request_max, store.claim(claim));
+            let reply = match call.await {
+                Ok(reply) => reply,
+                Err(_) => Err(StoreError::new(
+                    ErrorKind::ReplyLost,
+                    "claim",
+                    "no answer in time",
+                )),
+            };
+            let Ok(ClaimReply::Busy { lease_left_ms }) = reply else {
+                return Ok(reply);
+            };
+            let lease_left = Duration::from_millis(u64::try_from(lease_left_ms).unwrap_or(0));
+            if !seat.changed(interest, lease_left, deadline, &api.stop).await {
+                return Ok(reply);
+            }
+        }
+    }
+
+    /// The record as soon as nobody runs the key, at the latest after the wait.
+    async fn wait(self, key: Key, wait_ms: u64) -> Result<Reply, Problem> {
+        let deadline = self.deadline(wait_ms);
+        let _waiting = self.waiting()?;
+        let mut seat = self.api.waking.place(&key);
+        let Self {
+            api, store, place, ..
+        } = self;
+        drop(place);
+        loop {
+            let interest = seat.interest(store.as_ref()).await;
+            let found: Result<Option<Record>, StoreError> =
+                match tokio::time::timeout(api.limits.request_max, store.read(&key)).await {
+                    Ok(found) => found,
+                    Err(_) => Err(StoreError::new(
+                        ErrorKind::Unavailable,
+                        "read",
+                        "no answer in time",
+                    )),
+                };
+            let runs = matches!(&found, Ok(Some(record)) if matches!(record.state, State::Claimed { .. }));
+            if !runs || !seat.changed(interest, Duration::MAX, deadline, &api.stop).await {
+                return Ok(looked(&key, found));
+            }
+        }
+    }
+
+    fn deadline(&self, wait_ms: u64) -> Duration {
+        SystemClock.monotonic() + Duration::from_millis(wait_ms).min(self.api.limits.wait_max)
+    }
+
+    /// A place among those who wait.
+    fn waiting(&self) -> Result<Waiting, Problem> {
+        let place = Arc::clone(&self.api.waiting).try_acquire_owned();
+        let place = place.map_err(|_| {
+            let max = self.api.limits.waiters_max;
+            let detail = format!(
+                "waiters_max = {max} of [api] requests wait already; nothing was done: ask again later, or raise it"
+            );
+            Problem::new(Kind::Overloaded, detail)
+        })?;
+        self.api.metrics.waiting.inc();
+        Ok(Waiting {
+            gauge: self.api.metrics.waiting.clone(),
+            _place: place,
+        })
+    }
+
+    /// A person's decision, for whoever asks later why.
+    fn log(&self, settlement: &Settlement, person: &Person, reply: &Result<LeaseReply, StoreError>) {
+        let verdict = match &settlement.verdict {
+            Verdict::Happened(outcome) => outcome.code(),
+            Verdict::DidNotHappen => "did not happen",
+        };
+        tracing::info!(
+            key = %settlement.key,
+            token = settlement.token.0,
+            verdict,
+            by = person.by,
+            why = person.why,
+            api_token = self.grant.name,
+            reply = ?reply.as_ref().map_err(|error| error.kind()),
+            "a key was settled over the API"
+        );
+    }
+}
+
+/// One request that waits.
+struct Waiting {
+    gauge: prometheus_client::metrics::gauge::Gauge,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.gauge.dec();
+    }
+}
+
+/// A claim under a nonce that was drawn here. When its caller leaves before the answer, nobody will ever know the nonce:
+/// it is withdrawn, so that the claim is not granted to nobody (rule K4).
+struct Orphan {
+    store: Arc<dyn KeyStore>,
+    release: Option<Release>,
+}
+
+impl Orphan {
+    fn of(store: &Arc<dyn KeyStore>, claiming: &Claiming) -> Option<Self> {
+        claiming.drawn.then(|| Self {
+            store: Arc::clone(store),
+            release: Some(Release {
+                key: claiming.claim.key.clone(),
+                nonce: claiming.claim.nonce,
+                token: None,
+            }),
+        })
+    }
+
+    /// The caller learns the nonce.
+    fn answered(mut self) {
+        self.release = None;
+    }
+}
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        let (Some(release), Ok(runtime)) = (self.release.take(), tokio::runtime::Handle::try_current())
+        else {
+            return;
+        };
+        let store = Arc::clone(&self.store);
+        runtime.spawn(async move {
+            if let Err(error) = store.release(&release).await {
+                tracing::debug!(%error, key = %release.key, "a claim whose caller left was not withdrawn");
+            }
+        });
+    }
+}
