@@ -58,10 +58,7 @@ async fn a_body_that_cannot_be_read_names_the_field_and_shows_one_that_can() {
             claim("id", json!(7)),
             "id: invalid type: integer `7`, expected text, or {\"base64\"",
         ),
-        (
-            claim("id", json!({"base64": "?"})),
-            "id: this is no base64",
-        ),
+        (claim("id", json!({"base64": "?"})), "id: this is no base64"),
         (claim("id", json!({"hex": "00"})), "unknown field `hex`"),
         (
             claim("fingerprint", json!("00".repeat(33))),
