@@ -2,11 +2,20 @@
 
 use std::time::Duration;
 
+use crate::gate::Pooler;
+
 /// Settings of one database.
 #[derive(Clone)]
 pub struct Config {
-    /// `postgres://user:password@host:port/database`.
+    /// `postgres://user:password@host:port/database`. With `?pooler=transaction` at its end as [`Config::pooler`] says.
     pub url: String,
+    /// Whether a pooler in transaction mode stands in between. Default: none.
+    ///
+    /// With one, each statement of Semel is a transaction that begins with its settings (four round trips instead of
+    /// one), nothing is prepared by name, and there are no hints by NOTIFY. Your own statements in a transaction of
+    /// [`Postgres::begin`](crate::Postgres::begin) need `.persistent(false)`; transactions keep one server connection, so
+    /// parameters work.
+    pub pooler: Pooler,
     /// Connections at most, for transactions and your own statements. Default 8.
     pub connections_max: u32,
     /// Connections at most beside those, for keys, leases, cursors and sagas: made when first needed. Default 4.
@@ -24,6 +33,7 @@ impl Config {
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
+            pooler: Pooler::None,
             connections_max: 8,
             key_connections_max: 4,
             acquire_timeout: Duration::from_secs(10),
@@ -32,10 +42,29 @@ impl Config {
     }
 }
 
+impl Config {
+    /// The URL without Semel's own parameter, and what that says.
+    pub(crate) fn reach(&self) -> (String, Pooler) {
+        const WISH: &str = "pooler=transaction";
+        let Some((base, query)) = self.url.split_once('?') else {
+            return (self.url.clone(), self.pooler);
+        };
+        let (wishes, rest): (Vec<&str>, Vec<&str>) = query.split('&').partition(|pair| *pair == WISH);
+        let pooler = if wishes.is_empty() { self.pooler } else { Pooler::Transaction };
+        let url = if rest.is_empty() {
+            base.to_owned()
+        } else {
+            format!("{base}?{}", rest.join("&"))
+        };
+        (url, pooler)
+    }
+}
+
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The URL may hold a password.
         f.debug_struct("Config")
+            .field("pooler", &self.pooler)
             .field("connections_max", &self.connections_max)
             .field("key_connections_max", &self.key_connections_max)
             .finish_non_exhaustive()

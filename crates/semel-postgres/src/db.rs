@@ -4,22 +4,24 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use semel_core::{ErrorKind, StoreError, Timestamp};
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgPool};
 use sqlx::{ConnectOptions as _, Connection as _, Postgres as Driver, Transaction};
 
 use crate::config::Config;
 use crate::error::{classify, commit_failed};
-use crate::store::SmallBatches;
+use crate::store::{Hints, SmallBatches};
+use crate::gate::{Gate, Pooler, query, query_scalar};
 
 /// A PostgreSQL database. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
 pub struct Postgres {
-    pub(crate) pool: PgPool,
+    pub(crate) gate: Gate,
     /// For Semel's own statements about keys, leases, cursors and batches. Of their own, so that an owner's `extend`, `complete` or
     /// renewal never waits behind transactions that use up the pool, waiting for that very owner perhaps (rule K6).
-    pub(crate) own: PgPool,
+    pub(crate) own: Gate,
     pub(crate) lock_wait: Duration,
     pub(crate) small_batches: SmallBatches,
+    pub(crate) hints: Hints,
 }
 
 impl std::fmt::Debug for Postgres {
@@ -34,16 +36,21 @@ impl Postgres {
     /// # Errors
     /// `Invalid` for a URL that cannot be read, `Unavailable` when the server cannot be reached.
     pub async fn connect(config: Config) -> Result<Self, StoreError> {
-        let options = PgConnectOptions::from_str(&config.url)
+        let (url, pooler) = config.reach();
+        let options = PgConnectOptions::from_str(&url)
             .map_err(|error| {
                 let text = "the URL is not of the form postgres://user:password@host:port/database";
                 StoreError::new(ErrorKind::Invalid, "connect", text).with_source(error)
             })?
-            .application_name("semel")
-            .options([
+            .application_name("semel");
+        let options = match pooler {
+            Pooler::None => options.options([
                 ("synchronous_commit", "on"),
                 ("default_transaction_isolation", "read committed"),
-            ]);
+            ]),
+            // The pooler refuses start-up settings that it does not track.
+            Pooler::Transaction => options.extra_float_digits(None).statement_cache_capacity(0),
+        };
         let failed = |error| classify("connect", error);
         // One connection by hand: the pool would try until its time-out and then hide why it was refused.
         let first = tokio::time::timeout(config.acquire_timeout, options.connect())
@@ -52,29 +59,31 @@ impl Postgres {
             .map_err(failed)?;
         first.close().await.map_err(failed)?;
         let pool = |connections_max, options| {
-            PgPoolOptions::new()
-                .max_connections(connections_max)
-                .acquire_timeout(config.acquire_timeout)
-                .connect_lazy_with(options)
+            Gate::options(connections_max, config.acquire_timeout).connect_lazy_with(options)
         };
         // A statement's generic plan is kept for long. One made while the table is small reads all of it, and would go
         // on doing so when it has grown. Nor may it gather and sort the rest of a batch for each page: nothing tells the
         // planner that nearly all rows behind a cursor are visible.
-        let by_index = options
-            .clone()
-            .options([("enable_seqscan", "off"), ("enable_bitmapscan", "off")]);
+        let by_index = match pooler {
+            Pooler::None => options
+                .clone()
+                .options([("enable_seqscan", "off"), ("enable_bitmapscan", "off")]),
+            Pooler::Transaction => options.clone(),
+        };
+        let listen = (pooler == Pooler::None).then(|| options.clone());
         Ok(Self {
-            pool: pool(config.connections_max, options),
-            own: pool(config.key_connections_max, by_index),
+            gate: Gate::new(pool(config.connections_max, options), pooler, false),
+            own: Gate::new(pool(config.key_connections_max, by_index), pooler, true),
             lock_wait: config.lock_wait,
             small_batches: SmallBatches::default(),
+            hints: Hints::new(listen),
         })
     }
 
     /// The pool, for your own statements.
     #[must_use]
     pub const fn pool(&self) -> &PgPool {
-        &self.pool
+        self.gate.pool()
     }
 
     /// Begins a transaction for your own statements and Semel's together: see [`crate::tx`].
@@ -82,7 +91,10 @@ impl Postgres {
     /// # Errors
     /// No connection within the time allowed.
     pub async fn begin(&self) -> Result<Transaction<'static, Driver>, StoreError> {
-        self.pool.begin().await.map_err(|error| classify("begin", error))
+        self.gate
+            .begin_with(None)
+            .await
+            .map_err(|error| classify("begin", error))
     }
 
     /// Commits, and says so only when the server did.
@@ -94,7 +106,7 @@ impl Postgres {
     /// `ReplyLost` when it cannot be told whether the commit is durable; `NotApplied` or `Constraint` when it is
     /// certain that it is not.
     pub async fn commit(&self, mut tx: Transaction<'static, Driver>) -> Result<(), StoreError> {
-        sqlx::query("SELECT 1")
+        query("SELECT 1")
             .execute(&mut *tx)
             .await
             .map_err(|error| classify("commit", error))?;
@@ -107,7 +119,7 @@ impl Postgres {
     /// The server cannot be reached.
     pub async fn now(&self) -> Result<Timestamp, StoreError> {
         let micros: i64 =
-            sqlx::query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+            query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
                 .fetch_one(&self.own)
                 .await
                 .map_err(|error| classify("now", error))?;
@@ -116,7 +128,7 @@ impl Postgres {
 
     /// Closes all connections; later calls fail.
     pub async fn close(&self) {
-        self.own.close().await;
-        self.pool.close().await;
+        self.own.pool().close().await;
+        self.gate.pool().close().await;
     }
 }

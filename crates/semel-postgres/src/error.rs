@@ -42,6 +42,11 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
             ErrorKind::Invalid,
             "the server refuses this user, password or database; check the URL",
         ),
+        // What PgBouncer says to a start-up setting that it does not track.
+        Some("08P01") if error.to_string().contains("startup parameter") => (
+            ErrorKind::Invalid,
+            "a pooler stands before the server: add ?pooler=transaction to the URL, or let it run in session mode",
+        ),
         Some(code) if code.starts_with("23") => (ErrorKind::Constraint, "a constraint refused the row"),
         Some(code) if code.starts_with("08") => (
             ErrorKind::NotApplied,

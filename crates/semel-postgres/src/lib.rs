@@ -18,6 +18,7 @@
 mod config;
 mod db;
 mod error;
+mod gate;
 mod migrate;
 mod store;
 pub mod tx;
@@ -25,5 +26,6 @@ pub mod tx;
 pub use config::Config;
 pub use db::Postgres;
 pub use error::{autocommit_failed, classify, commit_failed};
+pub use gate::Pooler;
 pub use migrate::{SCHEMA_VERSION, script};
 pub use tx::InboxTx;

@@ -4,6 +4,7 @@ use semel_core::{ErrorKind, StoreError};
 
 use crate::db::Postgres;
 use crate::error::classify;
+use crate::gate::{query, query_scalar};
 
 const SCRIPTS: &[(i64, &str, &str)] = &[
     (1, "keys", include_str!("sql/0001_keys.sql")),
@@ -48,13 +49,13 @@ impl Postgres {
     pub async fn migrate(&self) -> Result<usize, StoreError> {
         let failed = |error| classify("migrate", error);
         let mut tx = self.begin().await?;
-        sqlx::query("SELECT pg_advisory_xact_lock($1)")
+        query("SELECT pg_advisory_xact_lock($1)")
             .bind(MIGRATION_LOCK)
             .execute(&mut *tx)
             .await
             .map_err(failed)?;
         sqlx::raw_sql(VERSIONS).execute(&mut *tx).await.map_err(failed)?;
-        let found: i64 = sqlx::query_scalar("SELECT coalesce(max(version), 0) FROM semel.schema_version")
+        let found: i64 = query_scalar("SELECT coalesce(max(version), 0) FROM semel.schema_version")
             .fetch_one(&mut *tx)
             .await
             .map_err(failed)?;
@@ -64,7 +65,7 @@ impl Postgres {
         let mut ran = 0;
         for (version, name, sql) in SCRIPTS.iter().filter(|(version, ..)| *version > found) {
             sqlx::raw_sql(*sql).execute(&mut *tx).await.map_err(failed)?;
-            sqlx::query("INSERT INTO semel.schema_version (version, name) VALUES ($1, $2)")
+            query("INSERT INTO semel.schema_version (version, name) VALUES ($1, $2)")
                 .bind(version)
                 .bind(name)
                 .execute(&mut *tx)
@@ -82,15 +83,15 @@ impl Postgres {
     /// The server cannot be reached, or the schema is newer than this build knows.
     pub async fn schema_version(&self) -> Result<i64, StoreError> {
         let failed = |error| classify("schema_version", error);
-        let exists: bool = sqlx::query_scalar("SELECT to_regclass('semel.schema_version') IS NOT NULL")
-            .fetch_one(&self.pool)
+        let exists: bool = query_scalar("SELECT to_regclass('semel.schema_version') IS NOT NULL")
+            .fetch_one(&self.gate)
             .await
             .map_err(failed)?;
         if !exists {
             return Ok(0);
         }
-        let found: i64 = sqlx::query_scalar("SELECT coalesce(max(version), 0) FROM semel.schema_version")
-            .fetch_one(&self.pool)
+        let found: i64 = query_scalar("SELECT coalesce(max(version), 0) FROM semel.schema_version")
+            .fetch_one(&self.gate)
             .await
             .map_err(failed)?;
         if found > SCHEMA_VERSION {

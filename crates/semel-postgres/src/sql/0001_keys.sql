@@ -9,18 +9,20 @@ CREATE TABLE semel.key (
   hold            boolean,      -- when its owner is lost it becomes unknown
   extended        boolean,
   attempt         integer,
-  lease_ms        bigint,       -- as asked; the deadline is made from it when the row's lock is held
   until           timestamptz,  -- claimed: end of the lease; done: end of the retention
   outcome_code    text,         -- s succeeded, r refused, f forgotten
   outcome         bytea,
-  digest          bytea,
+  digest          bytea,        -- of the outcome, once only the tombstone is left
   tombstone_until timestamptz,
   withdrawn       bytea,        -- nonces that must not be granted, 16 bytes each
   withdrawn_until timestamptz,
   due_at          timestamptz,  -- when the sweep has something to do with it
+  waited          boolean,      -- somebody wants to be told when the run ends
   PRIMARY KEY (scope, id)
 ) WITH (fillfactor = 70);
 CREATE INDEX key_due ON semel.key (due_at) WHERE due_at IS NOT NULL;
+-- What is unknown, and claims that may be run again: no other row is in it, so it costs their writers nothing.
+CREATE INDEX key_open ON semel.key (scope, id) WHERE due_at IS NULL;
 
 -- One sequence for all keys, so that a token survives the purge of its key. CACHE 1: a session must not keep
 -- numbers for later.
@@ -36,3 +38,8 @@ CREATE FUNCTION semel.token_too_old() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION 'a claim waited too long after its token was drawn' USING ERRCODE = '40001';
 END $$;
+
+-- SHA-256 over parts, each after its length as 8 bytes: what semel_core::key::derive computes. Null is no part.
+CREATE FUNCTION semel.derive_id(VARIADIC parts bytea[]) RETURNS bytea LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+  AS $$ SELECT sha256(coalesce(string_agg(int8send(octet_length(p)::bigint) || p, ''::bytea ORDER BY n), ''::bytea))
+    FROM unnest($1) WITH ORDINALITY AS part (p, n) $$;

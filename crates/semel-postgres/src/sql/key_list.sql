@@ -1,11 +1,9 @@
 -- $1 scope or null, $2 and $3 scope and id of the last page's end or null, $4 state or null, $5 rows at most. Rows of
 -- another state may be among them, where the state that is stored does not tell what it reads as now.
-SELECT k.scope, k.id, semel.us(clock_timestamp()) AS now,
-  k.state, k.fingerprint, k.token, k.nonce, k.hold, k.extended, k.attempt, semel.us(k.until) AS until, k.outcome_code,
-  k.outcome, k.digest, semel.us(k.tombstone_until) AS tombstone_until, k.withdrawn,
-  semel.us(k.withdrawn_until) AS withdrawn_until
+SELECT k.scope, k.id, clock_timestamp() AS now,
+  k.state, k.fingerprint, k.token, k.nonce, k.hold, k.extended, k.attempt, k.until, k.outcome_code, k.outcome,
+  k.digest, k.tombstone_until, k.withdrawn, k.withdrawn_until
 FROM semel.key AS k
 WHERE ($1::bytea IS NULL OR k.scope = $1) AND ($2::bytea IS NULL OR (k.scope, k.id) > ($2::bytea, $3::bytea))
-  AND ($4::text IS NULL OR k.state = $4 OR ($4 = 'unknown' AND k.state = 'claimed')
-    OR ($4 = 'tombstone' AND k.state = 'done'))
+  AND ($4::text IS NULL OR k.state = $4 OR ($4 = 'tombstone' AND k.state = 'done'))
 ORDER BY k.scope, k.id LIMIT $5

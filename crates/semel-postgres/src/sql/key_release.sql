@@ -7,9 +7,6 @@ input AS MATERIALIZED (
   SELECT i.* FROM patience, unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::bytea[])
     WITH ORDINALITY AS i (scope, id, token, nonce, n)
 ),
-seen AS MATERIALIZED (
-  SELECT i.n, k.* FROM input AS i JOIN semel.key AS k ON k.scope = i.scope AND k.id = i.id
-),
 won AS (
   INSERT INTO semel.key AS k (scope, id, state, token, nonce, withdrawn, withdrawn_until, due_at)
   SELECT scope, id, 'absent', token, nonce, nonce, clock_timestamp() + $6 * interval '1 millisecond',
@@ -36,11 +33,7 @@ won AS (
     OR (k.state IN ('claimed', 'unknown') AND k.nonce = excluded.nonce
       AND (excluded.token IS NULL OR k.token = excluded.token))
     OR (excluded.token IS NULL AND k.nonce <> excluded.nonce)
-  RETURNING k.scope, k.id
+  RETURNING k.scope, k.id, k.waited
 )
-SELECT i.n, CASE WHEN w.id IS NOT NULL THEN 0::bigint END AS won_token, NULL::bigint AS won_until,
-  NULL::integer AS won_attempt, semel.us(clock_timestamp()) AS now,
-  k.state, k.fingerprint, k.token, k.nonce, k.hold, k.extended, k.attempt, semel.us(k.until) AS until, k.outcome_code,
-  k.outcome, k.digest, semel.us(k.tombstone_until) AS tombstone_until, k.withdrawn,
-  semel.us(k.withdrawn_until) AS withdrawn_until
-FROM input AS i LEFT JOIN won AS w ON w.scope = i.scope AND w.id = i.id LEFT JOIN seen AS k ON k.n = i.n
+SELECT i.n, NULL::timestamptz AS won_until, clock_timestamp() AS now, w.waited
+FROM won AS w JOIN input AS i ON w.scope = i.scope AND w.id = i.id

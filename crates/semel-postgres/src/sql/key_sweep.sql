@@ -20,6 +20,8 @@ changed AS (
     state = CASE d.what WHEN 'unknown' THEN 'unknown' WHEN 'tombstoned' THEN 'tombstone' ELSE k.state END,
     outcome_code = CASE WHEN d.what <> 'tombstoned' THEN k.outcome_code END,
     outcome = CASE WHEN d.what <> 'tombstoned' THEN k.outcome END,
+    digest = CASE WHEN d.what = 'tombstoned' THEN semel.derive_id(convert_to(k.outcome_code, 'UTF8'), k.outcome)
+      ELSE k.digest END,
     due_at = CASE
       WHEN d.what = 'unknown' OR k.state = 'unknown' THEN NULL
       WHEN k.state = 'claimed' THEN CASE WHEN k.hold THEN k.until END

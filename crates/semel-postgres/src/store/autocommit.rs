@@ -9,7 +9,7 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
 
 use crate::db::Postgres;
-use crate::error::{autocommit_failed, classify};
+use crate::error::{autocommit_failed, classify, commit_failed};
 
 /// Repeats of a statement after a deadlock or a serialisation failure.
 const REPEAT: RetryPolicy = RetryPolicy {
@@ -32,25 +32,43 @@ impl Postgres {
     ) -> Result<Vec<PgRow>, StoreError> {
         let mut attempt = 1;
         loop {
-            let mut connection = self
-                .own
-                .acquire()
-                .await
-                .map_err(|error| classify(operation, error))?;
-            let error = match statement().fetch_all(&mut *connection).await {
+            let (error, lost) = match self.attempt(operation, statement()).await? {
                 Ok(rows) => return Ok(rows),
-                Err(error) => error,
+                Err(failed) => failed,
             };
-            drop(connection);
             let repeatable = matches!(code(&error).as_deref(), Some("40001" | "40P01"));
             match REPEAT.delay_ms(attempt, 0, dice()) {
                 Some(delay) if repeatable => tokio::time::sleep(Duration::from_millis(delay)).await,
-                _ => return Err(autocommit_failed(operation, error)),
+                _ => return Err(lost(operation, error)),
             }
             attempt += 1;
         }
     }
+
+    /// One try. What fails comes with what that says about the transaction.
+    async fn attempt(
+        &self,
+        operation: &'static str,
+        statement: Statement,
+    ) -> Result<Result<Vec<PgRow>, (sqlx::Error, Verdict)>, StoreError> {
+        let refused = |error| classify(operation, error);
+        if !self.own.pooled() {
+            let mut connection = self.own.pool().acquire().await.map_err(refused)?;
+            let done = statement.fetch_all(&mut *connection).await;
+            return Ok(done.map_err(|error| (error, autocommit_failed as Verdict)));
+        }
+        let mut tx = self.own.begin_with(None).await.map_err(refused)?;
+        let rows = match statement.fetch_all(&mut *tx).await {
+            Ok(rows) => rows,
+            Err(error) => return Ok(Err((error, classify))),
+        };
+        let done = tx.commit().await;
+        Ok(done.map(|()| rows).map_err(|error| (error, commit_failed as Verdict)))
+    }
 }
+
+/// From a failure to what a caller may do next.
+type Verdict = fn(&'static str, sqlx::Error) -> StoreError;
 
 /// The SQLSTATE.
 pub(crate) fn code(error: &sqlx::Error) -> Option<String> {

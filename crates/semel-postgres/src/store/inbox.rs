@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::db::Postgres;
 use crate::error::{classify, commit_failed};
 use crate::tx::{InboxTx, mark_many_ms};
+use crate::gate::{query, query_as, query_scalar};
 
 /// Checks deferred constraints now and puts everything back as it was: rolling back to the inner savepoint restores
 /// each constraint's mode, which `SET CONSTRAINTS ALL DEFERRED` would not (rule I2).
@@ -41,7 +42,7 @@ impl InboxStore for Postgres {
 
     async fn begin_inbox(&self) -> Result<InboxTx, StoreError> {
         let mut tx = self.begin().await?;
-        let xid = sqlx::query_scalar("SELECT pg_current_xact_id()::text")
+        let xid = query_scalar("SELECT pg_current_xact_id()::text")
             .fetch_one(&mut *tx)
             .await
             .map_err(|error| classify("begin", error))?;
@@ -83,7 +84,7 @@ impl InboxStore for Postgres {
         keys: &[Bytes],
     ) -> Result<Vec<bool>, StoreError> {
         let asked: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
-        let found: Vec<Vec<u8>> = sqlx::query_scalar(
+        let found: Vec<Vec<u8>> = query_scalar(
             "SELECT key FROM semel.parked_key WHERE scope = $1 AND key = ANY($2) ORDER BY key FOR UPDATE",
         )
         .bind(scope.as_bytes())
@@ -107,7 +108,7 @@ impl InboxStore for Postgres {
         for message in messages {
             if let Some(key) = &message.key {
                 // DO UPDATE, not DO NOTHING: it locks the row that is there already.
-                sqlx::query(
+                query(
                     "INSERT INTO semel.parked_key (scope, key) VALUES ($1, $2)
                      ON CONFLICT (scope, key) DO UPDATE SET key = excluded.key",
                 )
@@ -117,7 +118,7 @@ impl InboxStore for Postgres {
                 .await
                 .map_err(failed)?;
             }
-            sqlx::query(
+            query(
                 "INSERT INTO semel.parked
                    (scope, id, key, topic, part, at_offset, headers, data, reason, sent_at)
                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT (scope, id) DO NOTHING",
@@ -147,7 +148,7 @@ impl InboxStore for Postgres {
     ) -> Result<Vec<Parked>, StoreError> {
         let failed = |error| classify("take_parked", error);
         let oldest: Option<(i64, Option<Vec<u8>>)> =
-            sqlx::query_as("SELECT n, key FROM semel.parked WHERE scope = $1 ORDER BY n LIMIT 1")
+            query_as("SELECT n, key FROM semel.parked WHERE scope = $1 ORDER BY n LIMIT 1")
                 .bind(scope.as_bytes())
                 .fetch_optional(tx.conn())
                 .await
@@ -156,7 +157,7 @@ impl InboxStore for Postgres {
             return Ok(Vec::new());
         };
         if let Some(key) = &key {
-            sqlx::query("SELECT 1 FROM semel.parked_key WHERE scope = $1 AND key = $2 FOR UPDATE")
+            query("SELECT 1 FROM semel.parked_key WHERE scope = $1 AND key = $2 FOR UPDATE")
                 .bind(scope.as_bytes())
                 .bind(key)
                 .execute(tx.conn())
@@ -164,7 +165,7 @@ impl InboxStore for Postgres {
                 .map_err(failed)?;
         }
         // Messages without a key are lanes of their own: one at a time.
-        let rows = sqlx::query(
+        let rows = query(
             "DELETE FROM semel.parked WHERE n IN (
                SELECT n FROM semel.parked WHERE scope = $1 AND (n = $2 OR key = $3) ORDER BY n LIMIT $4)
              RETURNING n, id, key, topic, part, at_offset, headers, data, reason, sent_at",
@@ -183,7 +184,7 @@ impl InboxStore for Postgres {
         // RETURNING promises no order.
         taken.sort_by_key(|(n, _)| *n);
         if let Some(key) = &key {
-            sqlx::query(
+            query(
                 "DELETE FROM semel.parked_key WHERE scope = $1 AND key = $2
                  AND NOT EXISTS (SELECT 1 FROM semel.parked WHERE scope = $1 AND key = $2)",
             )
@@ -201,7 +202,7 @@ impl InboxStore for Postgres {
         let each = |pick: fn(&AssignPosition) -> i64| wishes.iter().map(pick).collect::<Vec<_>>();
         let failed = |error| classify("assign_positions", error);
         let mut tx = self.begin().await?;
-        let rows: Vec<(String, Uuid, i32, i64, i64)> = sqlx::query_as(ASSIGN)
+        let rows: Vec<(String, Uuid, i32, i64, i64)> = query_as(ASSIGN)
             .bind(wishes.iter().map(|wish| &wish.key.group[..]).collect::<Vec<_>>())
             .bind(wishes.iter().map(|wish| wish.key.topic_id).collect::<Vec<_>>())
             .bind(wishes.iter().map(|wish| wish.key.partition).collect::<Vec<_>>())
@@ -232,7 +233,7 @@ impl InboxStore for Postgres {
     }
 
     async fn advance_positions(&self, tx: &mut InboxTx, steps: &[AdvancePosition]) -> Result<(), StoreError> {
-        let moved = sqlx::query(ADVANCE)
+        let moved = query(ADVANCE)
             .bind(steps.iter().map(|step| &step.key.group[..]).collect::<Vec<_>>())
             .bind(steps.iter().map(|step| step.key.topic_id).collect::<Vec<_>>())
             .bind(steps.iter().map(|step| step.key.partition).collect::<Vec<_>>())
@@ -251,7 +252,7 @@ impl InboxStore for Postgres {
     }
 
     async fn commit_inbox(&self, mut tx: InboxTx) -> Result<(), StoreError> {
-        let xid: Option<String> = sqlx::query_scalar("SELECT pg_current_xact_id_if_assigned()::text")
+        let xid: Option<String> = query_scalar("SELECT pg_current_xact_id_if_assigned()::text")
             .fetch_one(tx.conn())
             .await
             .map_err(|error| classify("commit", error))?;
@@ -276,7 +277,7 @@ impl InboxStore for Postgres {
     async fn purge_inbox(&self, limit: u32) -> Result<u64, StoreError> {
         let mut tx = self.begin().await?;
         // statement_timestamp(), not clock_timestamp(): the latter may change within a statement, which rules an index out.
-        let done = sqlx::query(
+        let done = query(
             "DELETE FROM semel.inbox WHERE ctid = ANY (ARRAY(
                SELECT ctid FROM semel.inbox WHERE keep_until <= statement_timestamp() LIMIT $1 FOR UPDATE SKIP LOCKED))",
         )

@@ -1,9 +1,9 @@
 //! Batches of key transitions: which items go into one statement, and what is asked again.
 //!
 //! A statement carries each key once, sorted, so that two batches never wait for each other in a circle. It carries out
-//! what its conditions allow and shows the records that it saw. An item that was not carried out is answered by the
-//! pure machine from what was seen; when the machine would have gone on, somebody came in between, and it is asked
-//! again. Further items of the same key are decided after it, in the order asked.
+//! what its conditions allow. An item that was not carried out is answered by the pure machine from the record that the
+//! statement saw (a claim) or that a second one reads; when the machine would have gone on, somebody came in between, and
+//! it is asked again. Further items of the same key are decided after it, in the order asked.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -12,6 +12,7 @@ use semel_core::claim::{Record, step};
 use semel_core::limits::{self, LimitExceeded};
 use semel_core::store::Replies;
 use semel_core::{ErrorKind, Key, Retry, StoreError, Timestamp};
+use sqlx::postgres::PgRow;
 
 use super::autocommit::{Statement, code, lock_timeout};
 use super::key_rows::{Answer, Won};
@@ -29,6 +30,8 @@ pub(crate) struct Transition<T, R> {
     pub(crate) check: fn(&T) -> Result<(), LimitExceeded>,
     /// The statement for these items, sorted by key, no key twice; the text is `lock_timeout`.
     pub(crate) statement: fn(&[&T], String) -> Statement,
+    /// Reads a row of its answer.
+    pub(crate) answer: fn(&PgRow) -> Result<Answer, sqlx::Error>,
     /// The reply to an item that was carried out, and the record now, where that is known.
     pub(crate) won: fn(&T, &Won, Timestamp) -> (Option<Record>, R),
     /// The pure machine, with a token that no real one equals.
@@ -162,12 +165,62 @@ impl Postgres {
         let operation = transition.operation;
         let statement = || (transition.statement)(sent, lock_timeout(wait));
         let rows = self.autocommit(operation, statement).await?;
-        let answers: Result<_, _> = rows.iter().map(Answer::read).collect();
-        answers.map_err(|error| {
-            let text = "the answer cannot be read by this build";
-            StoreError::new(ErrorKind::Corrupt, operation, text).with_source(error)
-        })
+        let mut answers = read(operation, &rows, transition.answer)?;
+        let waited = answers.iter().filter(|it| it.won.as_ref().is_some_and(|won| won.waited));
+        let waited = waited.filter_map(|it| sent.get(it.n)).map(|item| (transition.key)(item));
+        self.hints.ended(self, waited);
+        if answers.len() < sent.len() {
+            let missing = self.why_not(sent, &answers, transition).await;
+            answers.extend(missing);
+        }
+        Ok(answers)
     }
+
+    /// The records of those that were not carried out. That they were not is certain, also when this fails.
+    async fn why_not<T: Sync, R: Send>(
+        &self,
+        sent: &[&T],
+        answers: &[Answer],
+        transition: &Transition<T, R>,
+    ) -> Vec<Answer> {
+        let answered: HashSet<usize> = answers.iter().map(|it| it.n).collect();
+        let missing: Vec<usize> = (0..sent.len()).filter(|n| !answered.contains(n)).collect();
+        let keys: Vec<&Key> = missing.iter().map(|n| (transition.key)(sent[*n])).collect();
+        let operation = transition.operation;
+        let rows = self.autocommit(operation, || super::keys::read_statement(&keys)).await;
+        match rows.and_then(|rows| read(operation, &rows, Answer::read)) {
+            Ok(seen) => seen
+                .into_iter()
+                .filter_map(|answer| {
+                    let n = *missing.get(answer.n)?;
+                    Some(Answer { n, ..answer })
+                })
+                .collect(),
+            Err(error) => {
+                let text = "nothing was done, and why could not be read";
+                let error = StoreError::new(ErrorKind::NotApplied, operation, text).with_source(error);
+                let refused = |n| Answer {
+                    n,
+                    now: Timestamp::default(),
+                    won: None,
+                    seen: Err(error.clone()),
+                };
+                missing.into_iter().map(refused).collect()
+            }
+        }
+    }
+}
+
+fn read(
+    operation: &'static str,
+    rows: &[PgRow],
+    answer: fn(&PgRow) -> Result<Answer, sqlx::Error>,
+) -> Result<Vec<Answer>, StoreError> {
+    let answers: Result<_, _> = rows.iter().map(answer).collect();
+    answers.map_err(|error| {
+        let text = "the answer cannot be read by this build";
+        StoreError::new(ErrorKind::Corrupt, operation, text).with_source(error)
+    })
 }
 
 /// Whether one row may be the cause, so that the others should be tried without it.

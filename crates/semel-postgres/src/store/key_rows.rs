@@ -4,7 +4,7 @@ use semel_core::claim::row::Row;
 use semel_core::claim::{Record, Token};
 use semel_core::{Key, Scope, StoreError, Timestamp};
 use sqlx::postgres::PgRow;
-use sqlx::{Error, Row as _};
+use sqlx::{Error, Row as _, ValueRef as _};
 
 use crate::error::classify;
 
@@ -16,47 +16,94 @@ pub(crate) struct Answer {
     pub(crate) now: Timestamp,
     /// The transition was carried out.
     pub(crate) won: Option<Won>,
-    /// The record before it, as the statement saw it; or why that cannot be read.
+    /// The record before it, as a statement saw it; or why that cannot be read.
     pub(crate) seen: Result<Option<Record>, StoreError>,
 }
 
 /// What the database made when it carried out a transition.
 pub(crate) struct Won {
-    /// The token; of no meaning for a release.
-    pub(crate) token: Token,
+    /// The token, where one was drawn.
+    pub(crate) token: Option<Token>,
     /// The lease's or the retention's end.
     pub(crate) until: Option<Timestamp>,
     /// How many owners it has had.
     pub(crate) attempt: Option<u32>,
+    /// Somebody wants to be told.
+    pub(crate) waited: bool,
 }
 
 impl Answer {
-    pub(crate) fn read(row: &PgRow) -> Result<Self, Error> {
-        let n: i64 = row.try_get("n")?;
+    /// A row of a statement that shows every item: carried out where it names a token, else as it was seen.
+    pub(crate) fn seen(row: &PgRow) -> Result<Self, Error> {
+        let n = place(row)?;
+        Ok(Self { n, ..Self::only(row)? })
+    }
+
+    /// Such a row of a statement about one key.
+    pub(crate) fn only(row: &PgRow) -> Result<Self, Error> {
         let token: Option<i64> = row.try_get("won_token")?;
         let won = match token {
             None => None,
             Some(token) => Some(Won {
-                token: Token(token),
-                until: row.try_get::<Option<i64>, _>("won_until")?.map(Timestamp),
+                token: Some(Token(token)),
+                until: time(row, "won_until")?,
                 attempt: row
                     .try_get::<Option<i32>, _>("won_attempt")?
                     .and_then(|it| u32::try_from(it).ok()),
+                waited: false,
             }),
         };
-        let state: Option<String> = row.try_get("state")?;
-        let seen = match state {
-            None => Ok(None),
-            Some(state) => Record::try_from(record(row, state)?).map(Some),
-        };
         Ok(Self {
-            // WITH ORDINALITY counts from 1.
-            n: usize::try_from(n - 1).map_err(|_| Error::RowNotFound)?,
-            now: Timestamp(row.try_get("now")?),
+            n: 0,
+            now: now(row)?,
             won,
-            seen,
+            seen: before(row)?,
         })
     }
+
+    /// A row of a statement that only reads.
+    pub(crate) fn read(row: &PgRow) -> Result<Self, Error> {
+        Ok(Self {
+            n: place(row)?,
+            now: now(row)?,
+            won: None,
+            seen: before(row)?,
+        })
+    }
+
+    /// A row of a statement that shows only what it has carried out.
+    pub(crate) fn won(row: &PgRow) -> Result<Self, Error> {
+        let won = Won {
+            token: None,
+            until: time(row, "won_until")?,
+            attempt: None,
+            waited: row.try_get::<Option<bool>, _>("waited")?.unwrap_or(false),
+        };
+        Ok(Self {
+            n: place(row)?,
+            now: now(row)?,
+            won: Some(won),
+            seen: Ok(None),
+        })
+    }
+}
+
+/// WITH ORDINALITY counts from 1.
+fn place(row: &PgRow) -> Result<usize, Error> {
+    let n: i64 = row.try_get("n")?;
+    usize::try_from(n - 1).map_err(|_| Error::RowNotFound)
+}
+
+fn now(row: &PgRow) -> Result<Timestamp, Error> {
+    time(row, "now")?.ok_or(Error::RowNotFound)
+}
+
+fn before(row: &PgRow) -> Result<Result<Option<Record>, StoreError>, Error> {
+    let state: Option<String> = row.try_get("state")?;
+    Ok(match state {
+        None => Ok(None),
+        Some(state) => Record::try_from(record(row, state)?).map(Some),
+    })
 }
 
 /// A row of a page: the key, its record, and the server's time.
@@ -65,11 +112,12 @@ pub(crate) fn listed(row: &PgRow) -> Result<(Key, Record, Timestamp), StoreError
     let scope = Scope::new(row.try_get::<&[u8], _>("scope").map_err(failed)?)?;
     let key = Key::new(scope, row.try_get::<&[u8], _>("id").map_err(failed)?)?;
     let state = row.try_get("state").map_err(failed)?;
-    let now = Timestamp(row.try_get("now").map_err(failed)?);
+    let now = now(row).map_err(failed)?;
     Ok((key, record(row, state).map_err(failed)?.try_into()?, now))
 }
 
 fn record(row: &PgRow, state: String) -> Result<Row, Error> {
+    let micros = |column| Ok::<_, Error>(time(row, column)?.map(|it| it.0));
     Ok(Row {
         state,
         fingerprint: row.try_get("fingerprint")?,
@@ -78,13 +126,30 @@ fn record(row: &PgRow, state: String) -> Result<Row, Error> {
         hold: row.try_get("hold")?,
         extended: row.try_get("extended")?,
         attempt: row.try_get("attempt")?,
-        until: row.try_get("until")?,
+        until: micros("until")?,
         outcome_code: row.try_get("outcome_code")?,
         outcome: row.try_get("outcome")?,
         digest: row.try_get("digest")?,
-        tombstone_until: row.try_get("tombstone_until")?,
+        tombstone_until: micros("tombstone_until")?,
         withdrawn: row.try_get("withdrawn")?,
-        withdrawn_until: row.try_get("withdrawn_until")?,
+        withdrawn_until: micros("withdrawn_until")?,
         due_at: None,
     })
+}
+
+/// Microseconds from 1970 to 2000, where PostgreSQL's own count begins.
+const EPOCH_US: i64 = 946_684_800_000_000;
+
+/// A `timestamptz` as the server sends it: converting it in the statement costs more than all that is around it.
+fn time(row: &PgRow, column: &'static str) -> Result<Option<Timestamp>, Error> {
+    let raw = row.try_get_raw(column)?;
+    if raw.is_null() {
+        return Ok(None);
+    }
+    let bytes = raw.as_bytes().map_err(Error::Decode)?;
+    let bytes = bytes.try_into().map_err(|_| Error::ColumnDecode {
+        index: column.into(),
+        source: "not eight bytes".into(),
+    })?;
+    Ok(Some(Timestamp(i64::from_be_bytes(bytes).saturating_add(EPOCH_US))))
 }

@@ -22,14 +22,16 @@ use semel_core::claim::{
     Record, Release, Settlement, State, StateName, SweepReport, Token, Verdict, WITHDRAWN_MS,
     WITHDRAWN_NONCES_MAX, Withdrawn, step,
 };
-use semel_core::store::{Capabilities, KeyPage, KeyQuery, KeyStore, Replies, Usage};
-use semel_core::{Key, Scope, StoreError, StoredOutcome, crash_point};
+use semel_core::store::{Capabilities, Hint, KeyPage, KeyQuery, KeyStore, Replies, Usage};
+use semel_core::{Key, Scope, StoreError, crash_point};
 use sqlx::Row as _;
 
+use super::autocommit::Statement;
 use super::key_batch::Transition;
-use super::key_rows;
+use super::key_rows::{self, Answer};
 use crate::db::Postgres;
 use crate::error::{autocommit_failed, classify};
+use crate::gate::query;
 
 const CLAIM_SQL: &str = include_str!("../sql/key_claim.sql");
 const COMPLETE_SQL: &str = include_str!("../sql/key_complete.sql");
@@ -39,6 +41,7 @@ const SETTLE_SQL: &str = include_str!("../sql/key_settle.sql");
 const READ_SQL: &str = include_str!("../sql/key_read.sql");
 const ABANDON_SQL: &str = include_str!("../sql/key_abandon.sql");
 const LIST_SQL: &str = include_str!("../sql/key_list.sql");
+const LIST_UNKNOWN_SQL: &str = include_str!("../sql/key_list_unknown.sql");
 const USAGE_SQL: &str = include_str!("../sql/key_usage.sql");
 const SWEEP_SQL: &str = include_str!("../sql/key_sweep.sql");
 
@@ -99,7 +102,7 @@ impl KeyStore for Postgres {
 
     async fn sweep(&self, limit: u32) -> Result<SweepReport, StoreError> {
         let failed = |error| classify("sweep", error);
-        let row = sqlx::query(SWEEP_SQL)
+        let row = query(SWEEP_SQL)
             .bind(i64::from(limit))
             .bind(REMOVE_GRACE_MS)
             .fetch_one(&self.own)
@@ -116,25 +119,27 @@ impl KeyStore for Postgres {
         })
     }
 
-    async fn list(&self, query: &KeyQuery) -> Result<KeyPage, StoreError> {
-        let from = query.from_key()?;
-        let rows = sqlx::query(LIST_SQL)
-            .bind(query.scope.as_ref().map(Scope::as_bytes))
+    async fn list(&self, wanted: &KeyQuery) -> Result<KeyPage, StoreError> {
+        let from = wanted.from_key()?;
+        // Unknown keys are few among many: they have a way of their own.
+        let unknown = wanted.state == Some(StateName::Unknown);
+        let rows = query(if unknown { LIST_UNKNOWN_SQL } else { LIST_SQL })
+            .bind(wanted.scope.as_ref().map(Scope::as_bytes))
             .bind(from.as_ref().map(|key| key.scope().as_bytes()))
             .bind(from.as_ref().map(Key::id))
-            .bind(query.state.map(StateName::as_str))
-            .bind(i64::from(query.limit))
+            .bind(wanted.state.map(StateName::as_str))
+            .bind(i64::from(wanted.limit))
             .fetch_all(&self.own)
             .await
             .map_err(|error| classify("list", error))?;
         let rows: Result<Vec<_>, StoreError> = rows.iter().map(key_rows::listed).collect();
         let rows = rows?;
-        let more = rows.len() == query.limit as usize;
+        let more = rows.len() == wanted.limit as usize;
         let next = rows.last().filter(|_| more);
         let next = next.map(|(key, _, _)| key.to_bytes().into());
         let shown = rows
             .iter()
-            .filter_map(|(key, record, now)| query.shows(key, record, *now));
+            .filter_map(|(key, record, now)| wanted.shows(key, record, *now));
         Ok(KeyPage {
             records: shown.collect(),
             next,
@@ -143,7 +148,7 @@ impl KeyStore for Postgres {
 
     async fn usage(&self, scope: &Scope, records_max: u64) -> Result<Usage, StoreError> {
         let failed = |error| classify("usage", error);
-        let row = sqlx::query(USAGE_SQL)
+        let row = query(USAGE_SQL)
             .bind(scope.as_bytes())
             .bind(i64::try_from(records_max).unwrap_or(i64::MAX))
             .fetch_one(&self.own)
@@ -158,14 +163,19 @@ impl KeyStore for Postgres {
             bytes: count("bytes")?,
         })
     }
+
+    async fn subscribe(&self, key: &Key) -> Option<Hint> {
+        self.hints.subscribe(self, key).await
+    }
 }
 
 const CLAIM: Transition<Claim, ClaimReply> = Transition {
     operation: "claim",
     key: |claim| &claim.key,
     check: Claim::check,
+    answer: Answer::seen,
     statement: |claims, wait| {
-        sqlx::query(CLAIM_SQL)
+        query(CLAIM_SQL)
             .bind(scopes(claims, |it| &it.key))
             .bind(ids(claims, |it| &it.key))
             .bind(column(claims, |it| it.fingerprint.to_bytes()))
@@ -176,7 +186,7 @@ const CLAIM: Transition<Claim, ClaimReply> = Transition {
     },
     won: |claim, won, now| {
         let lease = Lease {
-            token: won.token,
+            token: won.token.unwrap_or(NO_TOKEN),
             nonce: claim.nonce,
         };
         let until = won.until.unwrap_or(now);
@@ -214,15 +224,15 @@ const COMPLETE: Transition<Completion, LeaseReply> = Transition {
     operation: "complete",
     key: |done| &done.key,
     check: Completion::check,
+    answer: Answer::won,
     statement: |items, wait| {
-        sqlx::query(COMPLETE_SQL)
+        query(COMPLETE_SQL)
             .bind(scopes(items, |it| &it.key))
             .bind(ids(items, |it| &it.key))
             .bind(column(items, |it| it.lease.token.0))
             .bind(column(items, |it| it.lease.nonce.0))
             .bind(column(items, |it| it.outcome.code()))
             .bind(column(items, |it| it.outcome.bytes().to_vec()))
-            .bind(column(items, |it| it.outcome.digest()))
             .bind(column(items, |it| it.keep.retention_ms))
             .bind(column(items, |it| it.keep.tombstone_ms))
             .bind(wait)
@@ -236,8 +246,9 @@ const EXTEND: Transition<Extension, LeaseReply> = Transition {
     operation: "extend",
     key: |wish| &wish.key,
     check: Extension::check,
+    answer: Answer::won,
     statement: |items, wait| {
-        sqlx::query(EXTEND_SQL)
+        query(EXTEND_SQL)
             .bind(scopes(items, |it| &it.key))
             .bind(ids(items, |it| &it.key))
             .bind(column(items, |it| it.lease.token.0))
@@ -254,8 +265,9 @@ const RELEASE: Transition<Release, LeaseReply> = Transition {
     operation: "release",
     key: |release| &release.key,
     check: |_| Ok(()),
+    answer: Answer::won,
     statement: |items, wait| {
-        sqlx::query(RELEASE_SQL)
+        query(RELEASE_SQL)
             .bind(scopes(items, |it| &it.key))
             .bind(ids(items, |it| &it.key))
             .bind(column(items, |it| it.token.map(|token| token.0)))
@@ -274,8 +286,9 @@ const ABANDON: Transition<Abandonment, LeaseReply> = Transition {
     operation: "abandon",
     key: |abandonment| &abandonment.key,
     check: |_| Ok(()),
+    answer: Answer::won,
     statement: |items, wait| {
-        sqlx::query(ABANDON_SQL)
+        query(ABANDON_SQL)
             .bind(scopes(items, |it| &it.key))
             .bind(ids(items, |it| &it.key))
             .bind(column(items, |it| it.lease.token.0))
@@ -291,12 +304,13 @@ const SETTLE: Transition<Settlement, LeaseReply> = Transition {
     operation: "settle",
     key: |settlement| &settlement.key,
     check: Settlement::check,
+    answer: Answer::won,
     statement: |items, wait| {
         let outcome = |it: &Settlement| match &it.verdict {
             Verdict::Happened(outcome) => Some(outcome.clone()),
             Verdict::DidNotHappen => None,
         };
-        sqlx::query(SETTLE_SQL)
+        query(SETTLE_SQL)
             .bind(scopes(items, |it| &it.key))
             .bind(ids(items, |it| &it.key))
             .bind(column(items, |it| it.token.0))
@@ -304,9 +318,6 @@ const SETTLE: Transition<Settlement, LeaseReply> = Transition {
             .bind(column(items, |it| outcome(it).map(|outcome| outcome.code())))
             .bind(column(items, |it| {
                 outcome(it).map(|outcome| outcome.bytes().to_vec())
-            }))
-            .bind(column(items, |it| {
-                outcome(it).as_ref().map(StoredOutcome::digest)
             }))
             .bind(column(items, |it| it.keep.retention_ms))
             .bind(column(items, |it| it.keep.tombstone_ms))
@@ -324,11 +335,8 @@ const READ: Transition<Key, Option<Record>> = Transition {
     operation: "read",
     key: |key| key,
     check: |_| Ok(()),
-    statement: |keys, _| {
-        sqlx::query(READ_SQL)
-            .bind(scopes(keys, |key| key))
-            .bind(ids(keys, |key| key))
-    },
+    answer: Answer::read,
+    statement: |keys, _| read_statement(keys),
     won: |_, _, _| (None, None),
     step: |record, _, now| {
         let record = record.and_then(|record| record.at(now));
@@ -344,6 +352,12 @@ const READ: Transition<Key, Option<Record>> = Transition {
     reason = "it is 8"
 )]
 const NONCES_MAX: i32 = WITHDRAWN_NONCES_MAX as i32;
+
+pub(crate) fn read_statement(keys: &[&Key]) -> Statement {
+    query(READ_SQL)
+        .bind(scopes(keys, |key| key))
+        .bind(ids(keys, |key| key))
+}
 
 fn no_reply(_: Duration) -> Option<LeaseReply> {
     None

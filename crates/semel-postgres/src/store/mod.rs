@@ -3,6 +3,7 @@
 pub(crate) mod autocommit;
 mod inbox;
 pub(crate) mod key_batch;
+mod key_hints;
 pub(crate) mod key_rows;
 pub(crate) mod keys;
 mod outbox;
@@ -11,4 +12,5 @@ mod outbox_rows;
 mod saga;
 mod saga_rows;
 
+pub(crate) use key_hints::Hints;
 pub(crate) use outbox_hint::SmallBatches;

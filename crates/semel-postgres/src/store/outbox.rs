@@ -33,6 +33,7 @@ use sqlx::{AssertSqlSafe, Row as _};
 use super::outbox_rows::{EVENT, SHARD, Shard, exception, page_row, shard};
 use crate::db::Postgres;
 use crate::error::{autocommit_failed, classify};
+use crate::gate::{query, query_as, query_scalar};
 
 /// Compares what every guarded write must compare (rules O11, S3).
 /// The commit is synchronous even where a statement of yours has changed the connection's setting.
@@ -67,14 +68,14 @@ impl OutboxStore for Postgres {
     async fn register_stream(&self, stream: &str, shards: u16) -> Result<(), StoreError> {
         check_stream(stream, shards)?;
         let count =
-            || sqlx::query_scalar("SELECT count(*) FROM semel.outbox_shard WHERE stream = $1").bind(stream);
+            || query_scalar("SELECT count(*) FROM semel.outbox_shard WHERE stream = $1").bind(stream);
         let failed = |error| classify("register_stream", error);
-        let found: i64 = count().fetch_one(&self.pool).await.map_err(failed)?;
+        let found: i64 = count().fetch_one(&self.gate).await.map_err(failed)?;
         if found == i64::from(shards) {
             return Ok(());
         }
         let mut tx = self.begin().await?;
-        sqlx::query("LOCK TABLE semel.outbox_shard IN SHARE ROW EXCLUSIVE MODE")
+        query("LOCK TABLE semel.outbox_shard IN SHARE ROW EXCLUSIVE MODE")
             .execute(&mut *tx)
             .await
             .map_err(failed)?;
@@ -88,7 +89,7 @@ impl OutboxStore for Postgres {
         }
         for index in 0..shards {
             let slots = Slots::of_shard(index, shards);
-            sqlx::query(
+            query(
                 "INSERT INTO semel.outbox_shard (stream, shard, slot_first, slot_last) VALUES ($1, $2, $3, $4)",
             )
             .bind(stream)
@@ -107,7 +108,7 @@ impl OutboxStore for Postgres {
         // Looking takes no lock and no transaction id; most looks find nothing free.
         let free = "stream = $1 AND (until <= clock_timestamp() OR nonce = $2)";
         let sql = format!("SELECT EXISTS (SELECT FROM semel.outbox_shard WHERE {free})");
-        let any: bool = sqlx::query_scalar(AssertSqlSafe(sql))
+        let any: bool = query_scalar(AssertSqlSafe(sql))
             .bind(&wish.stream)
             .bind(&wish.nonce.0[..])
             .fetch_one(&self.own)
@@ -127,7 +128,7 @@ impl OutboxStore for Postgres {
              FROM free WHERE s.stream = free.stream AND s.shard = free.shard RETURNING {SHARD}"
         );
         let mut tx = self.begin().await?;
-        let rows = sqlx::query(AssertSqlSafe(sql))
+        let rows = query(AssertSqlSafe(sql))
             .bind(&wish.stream)
             .bind(&wish.nonce.0[..])
             .bind(i64::from(wish.max))
@@ -139,7 +140,7 @@ impl OutboxStore for Postgres {
         let mut owned = Vec::with_capacity(rows.len());
         for row in &rows {
             let found = shard(row)?;
-            let parked: Vec<Vec<u8>> = sqlx::query_scalar(
+            let parked: Vec<Vec<u8>> = query_scalar(
                 "SELECT key FROM semel.outbox_exception
                  WHERE stream = $1 AND shard = $2 AND kind = 'parked' AND key IS NOT NULL",
             )
@@ -212,7 +213,7 @@ impl OutboxStore for Postgres {
             "UPDATE semel.outbox_shard s SET prev = $6::text::pg_snapshot, open = $7::text::pg_snapshot, last_id = $8,
                batch_no = $9, version = s.version + 1, suspect = NULL WHERE {MINE} RETURNING {SHARD}"
         );
-        let row = sqlx::query(AssertSqlSafe(sql))
+        let row = query(AssertSqlSafe(sql))
             .bind(&lease.shard.stream)
             .bind(i32::from(lease.shard.index))
             .bind(lease.epoch.0)
@@ -255,7 +256,7 @@ impl OutboxStore for Postgres {
         } else {
             include_str!("../sql/outbox_page.sql")
         };
-        let rows = sqlx::query(sql)
+        let rows = query(sql)
             .bind(&lease.shard.stream)
             .bind(i32::from(lease.shard.index))
             .bind(lease.epoch.0)
@@ -295,7 +296,7 @@ impl OutboxStore for Postgres {
             "UPDATE semel.outbox_shard s SET prev = $7::text::pg_snapshot, open = $8::text::pg_snapshot, last_id = $9,
                version = $10, suspect = $11 WHERE {MINE} AND s.batch_no = $6"
         );
-        let update = sqlx::query(AssertSqlSafe(sql))
+        let update = query(AssertSqlSafe(sql))
             .bind(&lease.shard.stream)
             .bind(i32::from(lease.shard.index))
             .bind(lease.epoch.0)
@@ -325,7 +326,7 @@ impl OutboxStore for Postgres {
             return self.not_mine(lease, "save_cursor").await;
         }
         for it in &save.exceptions {
-            sqlx::query(
+            query(
                 "INSERT INTO semel.outbox_exception (id, shard, kind, attempts, reason, stream, slot, event_id,
                    topic, type, source, key, content_type, headers, data, traceparent, created_at)
                  SELECT id, $2, $3, $4, $5, stream, slot, event_id, topic, type, source, key, content_type,
@@ -355,11 +356,11 @@ impl OutboxStore for Postgres {
             "SELECT shard, kind, attempts, reason, semel.us(since) AS since_us, {EVENT} FROM semel.outbox_exception
              WHERE stream = $1 AND id > $2 ORDER BY id LIMIT $3"
         );
-        let rows = sqlx::query(AssertSqlSafe(sql))
+        let rows = query(AssertSqlSafe(sql))
             .bind(stream)
             .bind(after)
             .bind(i64::from(limit))
-            .fetch_all(&self.pool)
+            .fetch_all(&self.gate)
             .await
             .map_err(|error| classify("exceptions", error))?;
         rows.iter().map(exception).collect()
@@ -367,10 +368,10 @@ impl OutboxStore for Postgres {
 
     async fn clean(&self, keep_ms: i64, limit: u32) -> Result<u64, StoreError> {
         // One statement, so what it deletes is what it has just seen to be settled; a cleaner beside it is passed by.
-        let done = sqlx::query(include_str!("../sql/outbox_clean.sql"))
+        let done = query(include_str!("../sql/outbox_clean.sql"))
             .bind(keep_ms as f64)
             .bind(i64::from(limit))
-            .execute(&self.pool)
+            .execute(&self.gate)
             .await
             .map_err(|error| autocommit_failed("clean", error))?;
         Ok(done.rows_affected())
@@ -379,8 +380,8 @@ impl OutboxStore for Postgres {
     async fn backlog(&self) -> Result<Backlog, StoreError> {
         let failed = |error| classify("backlog", error);
         let sql = format!("SELECT {SHARD} FROM semel.outbox_shard s ORDER BY s.stream, s.shard");
-        let rows = sqlx::query(AssertSqlSafe(sql))
-            .fetch_all(&self.pool)
+        let rows = query(AssertSqlSafe(sql))
+            .fetch_all(&self.gate)
             .await
             .map_err(failed)?;
         let mut backlog = Backlog::default();
@@ -394,7 +395,7 @@ impl OutboxStore for Postgres {
                    WHERE NOT ($5::text IS NOT NULL AND id <= $6
                      AND pg_visible_in_snapshot(xid, $5::text::pg_snapshot)) LIMIT $7) t"
             );
-            let row = sqlx::query(AssertSqlSafe(sql))
+            let row = query(AssertSqlSafe(sql))
                 .bind(found.cursor.prev.as_str())
                 .bind(&found.id.stream)
                 .bind(i32::from(found.slots.first))
@@ -403,7 +404,7 @@ impl OutboxStore for Postgres {
                 .bind(found.cursor.last_id)
                 .bind(i64::try_from(BACKLOG_ROWS_COUNTED_MAX).unwrap_or(i64::MAX))
                 .bind(i32::from(found.id.index))
-                .fetch_one(&self.pool)
+                .fetch_one(&self.gate)
                 .await
                 .map_err(failed)?;
             let (rows, oldest, exceptions) = numbers(&row).map_err(failed)?;
@@ -417,12 +418,12 @@ impl OutboxStore for Postgres {
                 takeovers: found.takeovers.count,
             });
         }
-        backlog.orphan_streams = sqlx::query_scalar(
+        backlog.orphan_streams = query_scalar(
             "SELECT DISTINCT stream FROM (SELECT stream FROM semel.outbox ORDER BY id LIMIT $1) o
              WHERE stream NOT IN (SELECT stream FROM semel.outbox_shard) ORDER BY stream",
         )
         .bind(i64::try_from(BACKLOG_ROWS_COUNTED_MAX).unwrap_or(i64::MAX))
-        .fetch_all(&self.pool)
+        .fetch_all(&self.gate)
         .await
         .map_err(failed)?;
         Ok(backlog)
@@ -442,7 +443,7 @@ impl Postgres {
     /// One statement: what is visible to it is what is visible in the snapshot that it returns.
     async fn look(&self, lease: &ShardLease, prev: &Mark) -> Result<Look, StoreError> {
         let failed = |error| classify("open_batch", error);
-        let row = sqlx::query(include_str!("../sql/outbox_look.sql"))
+        let row = query(include_str!("../sql/outbox_look.sql"))
             .bind(prev.as_str())
             .bind(&lease.shard.stream)
             .bind(i32::from(lease.slots.first))
@@ -487,7 +488,7 @@ impl Postgres {
         if prev.as_str().starts_with("1:1:") {
             return Ok(Some(1));
         }
-        sqlx::query_scalar(include_str!("../sql/outbox_first.sql"))
+        query_scalar(include_str!("../sql/outbox_first.sql"))
             .bind(prev.as_str())
             .bind(cur)
             .fetch_one(&self.own)
@@ -501,7 +502,7 @@ impl Postgres {
         operation: &'static str,
     ) -> Result<Option<Shard>, StoreError> {
         let sql = format!("SELECT {SHARD} FROM semel.outbox_shard s WHERE s.stream = $1 AND s.shard = $2");
-        let row: Option<PgRow> = sqlx::query(AssertSqlSafe(sql))
+        let row: Option<PgRow> = query(AssertSqlSafe(sql))
             .bind(&lease.shard.stream)
             .bind(i32::from(lease.shard.index))
             .fetch_optional(&self.own)
@@ -537,7 +538,7 @@ impl Postgres {
              WHERE s.stream = l.stream AND s.shard = l.shard AND s.epoch = l.epoch AND s.nonce = l.nonce
              RETURNING s.stream, s.shard"
         );
-        let rows: Vec<(String, i32)> = sqlx::query_as(AssertSqlSafe(sql))
+        let rows: Vec<(String, i32)> = query_as(AssertSqlSafe(sql))
             .bind(
                 leases
                     .iter()

@@ -36,6 +36,7 @@ use sqlx::postgres::PgRow;
 use super::autocommit::{Statement, lock_timeout};
 use super::saga_rows::{self as rows, LogColumns, SaveRow, column, failed, plain};
 use crate::db::Postgres;
+use crate::gate::{query, query_as, query_scalar};
 
 /// Times that a submission is asked again because what stood under its id went in between.
 const TRIES_MAX: usize = 16;
@@ -93,7 +94,7 @@ impl SagaStore for Postgres {
     async fn claim_sagas(&self, claim: &ClaimDue) -> Result<ClaimedSagas, StoreError> {
         const OP: &str = "claim_sagas";
         let statement = || {
-            sqlx::query(CLAIM)
+            query(CLAIM)
                 .bind(claim.nonce.0)
                 .bind(claim.lease_ms)
                 .bind(i64::from(claim.limit))
@@ -169,7 +170,7 @@ impl SagaStore for Postgres {
     async fn load_sagas(&self, ids: &[SagaId]) -> Result<Vec<SagaLookup>, StoreError> {
         check_batch(ids.len())?;
         let wanted: Vec<&str> = ids.iter().map(SagaId::as_str).collect();
-        let found = sqlx::query("SELECT * FROM semel.saga_record WHERE id = ANY ($1)")
+        let found = query("SELECT * FROM semel.saga_record WHERE id = ANY ($1)")
             .bind(wanted)
             .fetch_all(&self.own)
             .await
@@ -186,7 +187,7 @@ impl SagaStore for Postgres {
     }
 
     async fn saga_definition(&self, hash: &[u8; 32]) -> Result<Option<String>, StoreError> {
-        sqlx::query_scalar("SELECT body FROM semel.saga_definition WHERE hash = $1")
+        query_scalar("SELECT body FROM semel.saga_definition WHERE hash = $1")
             .bind(hash)
             .fetch_optional(&self.own)
             .await
@@ -198,7 +199,7 @@ impl SagaStore for Postgres {
         request.check()?;
         let (kind, by, why) = request.parts();
         let statement = || {
-            sqlx::query(REQUEST)
+            query(REQUEST)
                 .bind(id.as_str().to_owned())
                 .bind(kind)
                 .bind(plain(by))
@@ -236,8 +237,8 @@ impl SagaStore for Postgres {
           WHERE s.tombstone_until IS NULL AND s.id > $1 AND s.status = $3 ORDER BY s.id LIMIT $2";
         let after = after.map_or("", SagaId::as_str);
         let query = match status {
-            None => sqlx::query(ALL).bind(after).bind(i64::from(limit)),
-            Some(status) => sqlx::query(OF_STATUS)
+            None => query(ALL).bind(after).bind(i64::from(limit)),
+            Some(status) => query(OF_STATUS)
                 .bind(after)
                 .bind(i64::from(limit))
                 .bind(status.as_str()),
@@ -247,7 +248,7 @@ impl SagaStore for Postgres {
     }
 
     async fn count_sagas(&self) -> Result<Vec<(Status, u64)>, StoreError> {
-        let found: Vec<(String, i64)> = sqlx::query_as(
+        let found: Vec<(String, i64)> = query_as(
             "SELECT status, count(*) FROM semel.saga WHERE tombstone_until IS NULL GROUP BY status",
         )
         .fetch_all(&self.own)
@@ -261,7 +262,7 @@ impl SagaStore for Postgres {
     }
 
     async fn saga_log(&self, id: &SagaId, limit: u32) -> Result<Vec<LogRow>, StoreError> {
-        let found = sqlx::query(
+        let found = query(
             "SELECT version, semel.us(at) AS at_us, step, op, event, text FROM semel.saga_log
              WHERE saga = $1 ORDER BY version, n LIMIT $2",
         )
@@ -276,7 +277,7 @@ impl SagaStore for Postgres {
     async fn prune_sagas(&self, retention_ms: i64, tombstone_ms: i64, limit: u32) -> Result<u64, StoreError> {
         const OP: &str = "prune_sagas";
         let statement = || {
-            sqlx::query(PRUNE)
+            query(PRUNE)
                 .bind(retention_ms)
                 .bind(tombstone_ms)
                 .bind(i64::from(limit))
@@ -311,7 +312,7 @@ impl Postgres {
                 log.add(&all[*n].id, 1, &start.log);
             }
         }
-        sqlx::query(SUBMIT)
+        query(SUBMIT)
             .bind(definitions.keys().map(|hash| hash.to_vec()).collect::<Vec<_>>())
             .bind(
                 definitions
@@ -352,7 +353,7 @@ impl Postgres {
         for n in round {
             log.add(&all[*n].owned.id, all[*n].version.saturating_add(1), &all[*n].log);
         }
-        sqlx::query(SAVE)
+        query(SAVE)
             .bind(column(round, |n| all[*n].owned.id.as_str().to_owned()))
             .bind(column(round, |n| all[*n].owned.epoch))
             .bind(column(round, |n| all[*n].owned.nonce.0.to_vec()))
@@ -383,7 +384,7 @@ impl Postgres {
         let mut sorted: Vec<&Ownership> = owned.iter().collect();
         sorted.sort_unstable_by_key(|it| &it.id);
         let statement = || {
-            sqlx::query(HOLD)
+            query(HOLD)
                 .bind(column(&sorted, |it| it.id.as_str().to_owned()))
                 .bind(column(&sorted, |it| it.epoch))
                 .bind(column(&sorted, |it| it.nonce.0.to_vec()))

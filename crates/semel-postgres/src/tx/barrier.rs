@@ -8,6 +8,7 @@ use sqlx::{Postgres as Driver, Row as _, Transaction};
 
 use crate::error::classify;
 use crate::store::autocommit::lock_timeout;
+use crate::gate::query;
 
 const OPERATION: &str = "barrier";
 /// How long [`barrier`] waits for an open call of the same step.
@@ -91,7 +92,7 @@ pub async fn barrier_within(
 ) -> Result<Barrier, StoreError> {
     call.check()?;
     let failed = |error| classify(OPERATION, error);
-    let row = sqlx::query(
+    let row = query(
         "SELECT * FROM semel.barrier($1, $2, $3, $4, $5, timestamptz 'epoch' + $6 * interval '1 us', $7)",
     )
     .bind(call.saga.as_str())
@@ -164,7 +165,7 @@ impl PendingBarrier {
             execute(tx, "ROLLBACK TO semel_barrier").await?;
         }
         execute(tx, "RELEASE semel_barrier").await?;
-        let done = sqlx::query(
+        let done = query(
             "UPDATE semel.barrier SET outcome = $4, response = $5
              WHERE saga = $1 AND step = $2 AND op = $3 AND outcome IS NULL",
         )
@@ -186,7 +187,7 @@ impl PendingBarrier {
 }
 
 async fn execute(tx: &mut Transaction<'_, Driver>, sql: &'static str) -> Result<(), StoreError> {
-    sqlx::query(sql)
+    query(sql)
         .execute(&mut **tx)
         .await
         .map_err(|error| classify(OPERATION, error))?;

@@ -10,6 +10,7 @@ use semel_core::{Scope, StoreError};
 use sqlx::{PgConnection, Postgres as Driver, Transaction};
 
 use crate::error::classify;
+use crate::gate::query_scalar;
 
 /// The transaction in which a delivery is taken. Use [`InboxTx::conn`] for your own statements; as a `Transaction` it
 /// goes to the other functions of this module, such as `enqueue`. Semel commits it.
@@ -90,7 +91,7 @@ pub(crate) async fn mark_many_ms(
 ) -> Result<Vec<Mark>, StoreError> {
     let plan = MarkPlan::new(ids)?;
     let distinct: Vec<&[u8]> = plan.distinct().iter().map(|id| &id[..]).collect();
-    let inserted: Vec<Vec<u8>> = sqlx::query_scalar(
+    let inserted: Vec<Vec<u8>> = query_scalar(
         "INSERT INTO semel.inbox (scope, id, keep_until)
          SELECT $1, u.id, clock_timestamp() + $3 * interval '1 millisecond'
          FROM unnest($2::bytea[]) AS u(id) ORDER BY u.id

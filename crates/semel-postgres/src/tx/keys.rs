@@ -8,6 +8,7 @@ use sqlx::{Postgres as Driver, Transaction};
 use crate::error::classify;
 use crate::store::key_rows::Answer;
 use crate::store::keys::NO_TOKEN;
+use crate::gate::query;
 
 const ONCE_SQL: &str = include_str!("../sql/key_once.sql");
 const COMPLETE_SQL: &str = include_str!("../sql/key_once_complete.sql");
@@ -89,20 +90,19 @@ pub async fn once(
         let Some(_waiting) = WAITERS.enter(key, waiters_max.max(1)) else {
             return Ok(Once::Busy { lease_left_ms: 0 });
         };
-        let row = sqlx::query(ONCE_SQL)
+        let row = query(ONCE_SQL)
             .bind(key.scope().as_bytes())
             .bind(key.id())
             .bind(fingerprint.to_bytes())
             .bind(fresh.nonce.0)
             .bind(keep.retention_ms)
             .bind(keep.tombstone_ms)
-            .bind(StoredOutcome::Forgotten.digest())
             .fetch_one(&mut **tx)
             .await
             .map_err(failed)?;
-        let Answer { now, won, seen, .. } = Answer::read(&row).map_err(failed)?;
+        let Answer { now, won, seen, .. } = Answer::only(&row).map_err(failed)?;
         if let Some(won) = won {
-            fresh.token = won.token;
+            fresh.token = won.token.unwrap_or(NO_TOKEN);
             return Ok(Once::First(Pending {
                 key: key.clone(),
                 lease: fresh,
@@ -151,14 +151,13 @@ impl Pending {
         outcome: StoredOutcome,
     ) -> Result<(), StoreError> {
         semel_core::claim::check_outcome(&outcome)?;
-        let done = sqlx::query(COMPLETE_SQL)
+        let done = query(COMPLETE_SQL)
             .bind(self.key.scope().as_bytes())
             .bind(self.key.id())
             .bind(self.lease.token.0)
             .bind(self.lease.nonce.0)
             .bind(outcome.code())
             .bind(outcome.bytes())
-            .bind(outcome.digest())
             .bind(self.keep.retention_ms)
             .bind(self.keep.tombstone_ms)
             .execute(&mut **tx)

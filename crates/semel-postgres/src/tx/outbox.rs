@@ -7,6 +7,7 @@ use sqlx::{Postgres as Driver, Transaction};
 use uuid::Uuid;
 
 use crate::error::classify;
+use crate::gate::{query, query_scalar};
 
 const INSERT: &str = "INSERT INTO semel.outbox
     (stream, event_id, topic, type, source, key, content_type, headers, data, traceparent)
@@ -60,7 +61,7 @@ pub async fn enqueue_many(
             .map(|event| of(event).map(|bytes| &bytes[..]))
             .collect()
     };
-    sqlx::query_scalar(INSERT)
+    query_scalar(INSERT)
         .bind(texts(|event| &event.stream))
         .bind(events.iter().map(|event| event.id).collect::<Vec<Uuid>>())
         .bind(texts(|event| &event.topic))
@@ -95,7 +96,7 @@ fn encoded_headers(event: &Event) -> Option<String> {
 /// # Errors
 /// The store's; a deadlock where two transactions lock the same keys in different orders.
 pub async fn lock_key(tx: &mut Transaction<'_, Driver>, key: &[u8]) -> Result<(), StoreError> {
-    sqlx::query("SELECT semel.lock_key($1)")
+    query("SELECT semel.lock_key($1)")
         .bind(key)
         .execute(&mut **tx)
         .await

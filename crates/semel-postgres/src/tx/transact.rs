@@ -10,6 +10,7 @@ use sqlx::{Postgres as Driver, Transaction};
 
 use crate::db::Postgres;
 use crate::error::{classify, commit_failed};
+use crate::gate::{query_as, query_scalar};
 
 /// How often and after which waits [`transact`] repeats a transaction.
 pub const REPEAT: RetryPolicy = RetryPolicy {
@@ -118,7 +119,7 @@ async fn try_once<'env, T, E>(
             return Err(error);
         }
     };
-    let (xid, started): (Option<String>, String) = sqlx::query_as(PROBE)
+    let (xid, started): (Option<String>, String) = query_as(PROBE)
         .fetch_one(&mut *tx)
         .await
         .map_err(|error| classify("commit", error))?;
@@ -147,7 +148,7 @@ async fn try_once<'env, T, E>(
 async fn became(db: &Postgres, xid: &str, started: &str) -> Option<bool> {
     let deadline = SystemClock.monotonic() + LOOK;
     while SystemClock.monotonic() < deadline {
-        let status = sqlx::query_scalar::<_, Option<String>>(STATUS)
+        let status = query_scalar::<Option<String>>(STATUS)
             .bind(xid)
             .bind(started)
             .fetch_optional(&db.own)

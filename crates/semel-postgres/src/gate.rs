@@ -1,0 +1,161 @@
+//! Single statements on a pool, also where a pooler in transaction mode stands in between.
+//!
+//! Such a pooler may give each transaction another server connection. So nothing of a session can be relied on: settings
+//! of the start-up message, named statements, and even Parse and Bind of one statement reaching the same server. There
+//! each statement gets a transaction of its own, which begins with the settings it needs.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::{self, BoxStream};
+use futures_util::{StreamExt as _, TryStreamExt as _};
+use sqlx::postgres::{PgArguments, PgPool, PgPoolOptions, PgQueryResult, PgRow, PgTypeInfo};
+use sqlx::query::{Query, QueryAs, QueryScalar};
+use sqlx::{
+    Acquire as _, Either, Error, Execute, Executor, FromRow, Postgres as Driver, SqlSafeStr, SqlStr, Transaction,
+};
+
+/// How connections reach the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Pooler {
+    /// Directly, or through a pooler that keeps a server connection for as long as the client's (session mode).
+    #[default]
+    None,
+    /// Through PgBouncer or its like in transaction mode (`pool_mode = transaction`).
+    Transaction,
+}
+
+/// Whether some handle of this process goes through a pooler in transaction mode.
+static UNNAMED: AtomicBool = AtomicBool::new(false);
+
+/// Whether statements may be prepared by name. A function that is given a transaction cannot see where it leads, so from
+/// the first handle with a pooler on all statements of the process are sent unnamed: that works everywhere, at the price
+/// of a round trip more.
+fn named() -> bool {
+    !UNNAMED.load(Ordering::Relaxed)
+}
+
+pub(crate) fn query<'q>(sql: impl SqlSafeStr) -> Query<'q, Driver, PgArguments> {
+    sqlx::query(sql).persistent(named())
+}
+
+pub(crate) fn query_scalar<'q, O>(sql: impl SqlSafeStr) -> QueryScalar<'q, Driver, O, PgArguments>
+where
+    (O,): for<'r> FromRow<'r, PgRow>,
+{
+    sqlx::query_scalar(sql).persistent(named())
+}
+
+pub(crate) fn query_as<'q, O>(sql: impl SqlSafeStr) -> QueryAs<'q, Driver, O, PgArguments>
+where
+    O: for<'r> FromRow<'r, PgRow>,
+{
+    sqlx::query_as(sql).persistent(named())
+}
+
+/// A pool. As an executor it carries out one statement, which is durable when it answers.
+#[derive(Debug, Clone)]
+pub(crate) struct Gate {
+    pool: PgPool,
+    /// Begins each transaction, where there is no session to keep its settings.
+    begin: Option<&'static str>,
+}
+
+/// What a session's start-up message says otherwise.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit = on";
+/// With the settings of Semel's own statements.
+const BEGIN_OWN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit = on; \
+    SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off";
+
+impl Gate {
+    pub(crate) fn new(pool: PgPool, pooler: Pooler, own: bool) -> Self {
+        let begin = match pooler {
+            Pooler::None => None,
+            Pooler::Transaction => {
+                UNNAMED.store(true, Ordering::Relaxed);
+                Some(if own { BEGIN_OWN } else { BEGIN })
+            }
+        };
+        Self { pool, begin }
+    }
+
+    /// A pool of these options: lazily, so that nothing fails here.
+    pub(crate) fn options(connections_max: u32, acquire_timeout: std::time::Duration) -> PgPoolOptions {
+        PgPoolOptions::new()
+            .max_connections(connections_max)
+            .acquire_timeout(acquire_timeout)
+    }
+
+    pub(crate) const fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+
+    /// Whether connections are given for a transaction at a time.
+    pub(crate) const fn pooled(&self) -> bool {
+        self.begin.is_some()
+    }
+
+    /// Begins a transaction, with `more` as its first statement: text of our own making, without parameters.
+    pub(crate) async fn begin_with(&self, more: Option<String>) -> Result<Transaction<'static, Driver>, Error> {
+        match (self.begin, more) {
+            (None, None) => self.pool.begin().await,
+            (Some(begin), None) => self.pool.begin_with(begin).await,
+            (begin, Some(more)) => {
+                let text = format!("{}; {more}", begin.unwrap_or("BEGIN"));
+                self.pool.begin_with(sqlx::AssertSqlSafe(text)).await
+            }
+        }
+    }
+
+    async fn rows<'q, E: 'q + Execute<'q, Driver>>(
+        self,
+        query: E,
+    ) -> Result<Vec<Either<PgQueryResult, PgRow>>, Error> {
+        let mut tx = self.begin_with(None).await?;
+        let rows = tx.acquire().await?.fetch_many(query).try_collect().await?;
+        tx.commit().await?;
+        Ok(rows)
+    }
+}
+
+impl<'p> Executor<'p> for &'_ Gate {
+    type Database = Driver;
+
+    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, Result<Either<PgQueryResult, PgRow>, Error>>
+    where
+        'p: 'e,
+        E: 'q + Execute<'q, Driver>,
+    {
+        if !self.pooled() {
+            return self.pool.fetch_many(query);
+        }
+        let rows = self.clone().rows(query);
+        stream::once(rows)
+            .map_ok(|rows| stream::iter(rows.into_iter().map(Ok)))
+            .try_flatten()
+            .boxed()
+    }
+
+    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, Result<Option<PgRow>, Error>>
+    where
+        'p: 'e,
+        E: 'q + Execute<'q, Driver>,
+    {
+        if !self.pooled() {
+            return self.pool.fetch_optional(query);
+        }
+        let rows = self.clone().rows(query);
+        Box::pin(async move { Ok(rows.await?.into_iter().find_map(Either::right)) })
+    }
+
+    fn prepare_with<'e>(
+        self,
+        sql: SqlStr,
+        parameters: &'e [PgTypeInfo],
+    ) -> BoxFuture<'e, Result<sqlx::postgres::PgStatement, Error>>
+    where
+        'p: 'e,
+    {
+        self.pool.prepare_with(sql, parameters)
+    }
+}
