@@ -50,7 +50,11 @@ impl Config {
             return (self.url.clone(), self.pooler);
         };
         let (wishes, rest): (Vec<&str>, Vec<&str>) = query.split('&').partition(|pair| *pair == WISH);
-        let pooler = if wishes.is_empty() { self.pooler } else { Pooler::Transaction };
+        let pooler = if wishes.is_empty() {
+            self.pooler
+        } else {
+            Pooler::Transaction
+        };
         let url = if rest.is_empty() {
             base.to_owned()
         } else {

@@ -9,8 +9,8 @@ use sqlx::{ConnectOptions as _, Connection as _, Postgres as Driver, Transaction
 
 use crate::config::Config;
 use crate::error::{classify, commit_failed};
-use crate::store::{Hints, SmallBatches};
 use crate::gate::{Gate, Pooler, query, query_scalar};
+use crate::store::{Hints, SmallBatches};
 
 /// A PostgreSQL database. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
@@ -118,11 +118,10 @@ impl Postgres {
     /// # Errors
     /// The server cannot be reached.
     pub async fn now(&self) -> Result<Timestamp, StoreError> {
-        let micros: i64 =
-            query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
-                .fetch_one(&self.own)
-                .await
-                .map_err(|error| classify("now", error))?;
+        let micros: i64 = query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+            .fetch_one(&self.own)
+            .await
+            .map_err(|error| classify("now", error))?;
         Ok(Timestamp(micros))
     }
 

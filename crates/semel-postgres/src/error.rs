@@ -1,6 +1,7 @@
 //! From SQLSTATE to what a caller may do next, in one place.
 
 use semel_core::{ErrorKind, StoreError};
+use sqlx::postgres::PgDatabaseError;
 
 /// The kind of a failed statement or connection outside of a commit: nothing of the transaction is durable.
 #[must_use]
@@ -9,6 +10,10 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
         .as_database_error()
         .and_then(|e| e.code())
         .map(|code| code.into_owned());
+    if state.as_deref() == Some("SM210") {
+        // A function of Semel has named the limit and what to do.
+        return StoreError::new(ErrorKind::LimitExceeded, operation, refusal(&error)).with_source(error);
+    }
     let (kind, message) = match state.as_deref() {
         Some("40001" | "40P01" | "55P03" | "57014") => (
             ErrorKind::NotApplied,
@@ -33,6 +38,10 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
         Some("25P02") => (
             ErrorKind::Invalid,
             "an earlier statement of this transaction failed, so nothing was committed; do not swallow its error",
+        ),
+        Some("SM211") => (
+            ErrorKind::Invalid,
+            "the key is not marked here: complete it in the transaction in which `once` said First",
         ),
         Some("42501") => (
             ErrorKind::Invalid,
@@ -69,6 +78,17 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
         },
     };
     StoreError::new(kind, operation, message).with_source(error)
+}
+
+/// A refusal by one of the functions in the database, in its words.
+fn refusal(error: &sqlx::Error) -> String {
+    let Some(error) = error.as_database_error() else {
+        return String::new();
+    };
+    let hint = error
+        .try_downcast_ref::<PgDatabaseError>()
+        .and_then(PgDatabaseError::hint);
+    format!("{}; {}", error.message(), hint.unwrap_or_default())
 }
 
 /// The kind of a failed statement that is a transaction of its own. The server's refusal proves that nothing was done;

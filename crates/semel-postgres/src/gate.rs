@@ -12,7 +12,8 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use sqlx::postgres::{PgArguments, PgPool, PgPoolOptions, PgQueryResult, PgRow, PgTypeInfo};
 use sqlx::query::{Query, QueryAs, QueryScalar};
 use sqlx::{
-    Acquire as _, Either, Error, Execute, Executor, FromRow, Postgres as Driver, SqlSafeStr, SqlStr, Transaction,
+    Acquire as _, Either, Error, Execute, Executor, FromRow, Postgres as Driver, SqlSafeStr, SqlStr,
+    Transaction,
 };
 
 /// How connections reach the server.
@@ -96,7 +97,10 @@ impl Gate {
     }
 
     /// Begins a transaction, with `more` as its first statement: text of our own making, without parameters.
-    pub(crate) async fn begin_with(&self, more: Option<String>) -> Result<Transaction<'static, Driver>, Error> {
+    pub(crate) async fn begin_with(
+        &self,
+        more: Option<String>,
+    ) -> Result<Transaction<'static, Driver>, Error> {
         match (self.begin, more) {
             (None, None) => self.pool.begin().await,
             (Some(begin), None) => self.pool.begin_with(begin).await,

@@ -4,8 +4,8 @@
 //! Mark and effect commit in one transaction when the business tables live in the same database: *atomic*.
 //!
 //! # Guarantees
-//! Every connection sets `synchronous_commit = on` for itself, whatever the database's default (rule K7). Leases and
-//! deadlines use the server's clock. Everything lives in the schema `semel`; no superuser, no extension.
+//! Every connection (behind a pooler every transaction) sets `synchronous_commit = on` for itself, whatever the database's
+//! default (rule K7). Leases and deadlines use the server's clock. Everything lives in the schema `semel`; no superuser, no extension.
 //!
 //! ```no_run
 //! # async fn f() -> Result<(), semel_core::StoreError> {
@@ -28,4 +28,5 @@ pub use db::Postgres;
 pub use error::{autocommit_failed, classify, commit_failed};
 pub use gate::Pooler;
 pub use migrate::{SCHEMA_VERSION, script};
+pub use store::KEYS_MOVED;
 pub use tx::InboxTx;

@@ -19,6 +19,14 @@ const SCRIPTS: &[(i64, &str, &str)] = &[
             include_str!("sql/0004_barrier.sql")
         ),
     ),
+    (
+        5,
+        "keys from any language",
+        concat!(
+            include_str!("sql/0005_keys_functions.sql"),
+            include_str!("sql/0005_once_functions.sql")
+        ),
+    ),
 ];
 
 const VERSIONS: &str = "CREATE SCHEMA IF NOT EXISTS semel;
@@ -29,7 +37,7 @@ CREATE TABLE IF NOT EXISTS semel.schema_version (
 const MIGRATION_LOCK: i64 = 0x5e3e_1000;
 
 /// The newest schema this build knows.
-pub const SCHEMA_VERSION: i64 = 4;
+pub const SCHEMA_VERSION: i64 = 5;
 
 /// The whole schema as one script, for `semel migrate --print`.
 #[must_use]

@@ -43,6 +43,18 @@ pub(crate) async fn check(configs: &[StoreConfig], findings: &mut Vec<Finding>) 
                 "grant the role the right to read them",
             )),
         }
+        #[cfg(feature = "postgres")]
+        if let Store::Postgres(db) = &store {
+            // Of a schema that is missing or old the line above has spoken.
+            match db.keys_moved().await {
+                Ok(true) => {
+                    let found = "of another cluster or timeline";
+                    findings.push(Finding::bad(&part, "tokens", found, semel_postgres::KEYS_MOVED));
+                }
+                Ok(false) => findings.push(Finding::ok(&part, "tokens", "of this cluster and timeline")),
+                Err(_) => {}
+            }
+        }
         findings.push(guarantee(&format!("store {}", config.name), &store));
         store.close().await;
     }

@@ -63,7 +63,9 @@ impl Postgres {
             Err(error) => return Ok(Err((error, classify))),
         };
         let done = tx.commit().await;
-        Ok(done.map(|()| rows).map_err(|error| (error, commit_failed as Verdict)))
+        Ok(done
+            .map(|()| rows)
+            .map_err(|error| (error, commit_failed as Verdict)))
     }
 }
 

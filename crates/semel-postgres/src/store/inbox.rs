@@ -11,8 +11,8 @@ use uuid::Uuid;
 
 use crate::db::Postgres;
 use crate::error::{classify, commit_failed};
-use crate::tx::{InboxTx, mark_many_ms};
 use crate::gate::{query, query_as, query_scalar};
+use crate::tx::{InboxTx, mark_many_ms};
 
 /// Checks deferred constraints now and puts everything back as it was: rolling back to the inner savepoint restores
 /// each constraint's mode, which `SET CONSTRAINTS ALL DEFERRED` would not (rule I2).

@@ -166,8 +166,12 @@ impl Postgres {
         let statement = || (transition.statement)(sent, lock_timeout(wait));
         let rows = self.autocommit(operation, statement).await?;
         let mut answers = read(operation, &rows, transition.answer)?;
-        let waited = answers.iter().filter(|it| it.won.as_ref().is_some_and(|won| won.waited));
-        let waited = waited.filter_map(|it| sent.get(it.n)).map(|item| (transition.key)(item));
+        let waited = answers
+            .iter()
+            .filter(|it| it.won.as_ref().is_some_and(|won| won.waited));
+        let waited = waited
+            .filter_map(|it| sent.get(it.n))
+            .map(|item| (transition.key)(item));
         self.hints.ended(self, waited);
         if answers.len() < sent.len() {
             let missing = self.why_not(sent, &answers, transition).await;
@@ -187,7 +191,9 @@ impl Postgres {
         let missing: Vec<usize> = (0..sent.len()).filter(|n| !answered.contains(n)).collect();
         let keys: Vec<&Key> = missing.iter().map(|n| (transition.key)(sent[*n])).collect();
         let operation = transition.operation;
-        let rows = self.autocommit(operation, || super::keys::read_statement(&keys)).await;
+        let rows = self
+            .autocommit(operation, || super::keys::read_statement(&keys))
+            .await;
         match rows.and_then(|rows| read(operation, &rows, Answer::read)) {
             Ok(seen) => seen
                 .into_iter()

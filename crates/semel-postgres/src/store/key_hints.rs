@@ -25,7 +25,8 @@ use crate::gate::{Gate, query, query_scalar};
 const CHANNEL: &str = "semel_key";
 /// Between two tries to listen again.
 const AGAIN: Duration = Duration::from_millis(500);
-const SEEN: &str = "SELECT coalesce(waited, false) FROM semel.key WHERE scope = $1 AND id = $2 AND state = 'claimed'";
+const SEEN: &str =
+    "SELECT coalesce(waited, false) FROM semel.key WHERE scope = $1 AND id = $2 AND state = 'claimed'";
 /// Waits for nobody: a row that is locked is being ended. The mark may be forgotten by a crash, so nothing is flushed.
 const MARK: &str = "UPDATE semel.key SET waited = true
 WHERE ctid = (SELECT ctid FROM semel.key WHERE scope = $1 AND id = $2 AND state = 'claimed' FOR UPDATE SKIP LOCKED)
@@ -110,7 +111,8 @@ impl Hints {
             return Some(());
         }
         let connected = async {
-            let pool = Gate::options(1, Duration::from_secs(5)).connect_lazy_with(options.application_name("semel listen"));
+            let pool = Gate::options(1, Duration::from_secs(5))
+                .connect_lazy_with(options.application_name("semel listen"));
             let mut listener = PgListener::connect_with(&pool).await?;
             listener.ignore_pool_close_event(true);
             listener.listen(CHANNEL).await?;

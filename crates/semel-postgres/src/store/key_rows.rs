@@ -36,7 +36,10 @@ impl Answer {
     /// A row of a statement that shows every item: carried out where it names a token, else as it was seen.
     pub(crate) fn seen(row: &PgRow) -> Result<Self, Error> {
         let n = place(row)?;
-        Ok(Self { n, ..Self::only(row)? })
+        Ok(Self {
+            n,
+            ..Self::only(row)?
+        })
     }
 
     /// Such a row of a statement about one key.
@@ -151,5 +154,7 @@ fn time(row: &PgRow, column: &'static str) -> Result<Option<Timestamp>, Error> {
         index: column.into(),
         source: "not eight bytes".into(),
     })?;
-    Ok(Some(Timestamp(i64::from_be_bytes(bytes).saturating_add(EPOCH_US))))
+    Ok(Some(Timestamp(
+        i64::from_be_bytes(bytes).saturating_add(EPOCH_US),
+    )))
 }

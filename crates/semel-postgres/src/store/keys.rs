@@ -31,7 +31,7 @@ use super::key_batch::Transition;
 use super::key_rows::{self, Answer};
 use crate::db::Postgres;
 use crate::error::{autocommit_failed, classify};
-use crate::gate::query;
+use crate::gate::{query, query_scalar};
 
 const CLAIM_SQL: &str = include_str!("../sql/key_claim.sql");
 const COMPLETE_SQL: &str = include_str!("../sql/key_complete.sql");
@@ -47,6 +47,24 @@ const SWEEP_SQL: &str = include_str!("../sql/key_sweep.sql");
 
 /// A token that no sequence gives out: when the machine grants it, the database has not.
 pub(crate) const NO_TOKEN: Token = Token(i64::MIN);
+
+/// What `semel check` says when [`Postgres::keys_moved`].
+pub const KEYS_MOVED: &str =
+    "SEM0213: the tokens were drawn on another cluster or timeline; call SELECT semel.adopt_keys()";
+
+impl Postgres {
+    /// Whether the tokens were drawn on another cluster or timeline: then `SELECT semel.adopt_keys()` keeps them from coming
+    /// back.
+    ///
+    /// # Errors
+    /// The server cannot be reached, or the schema is older than this build's.
+    pub async fn keys_moved(&self) -> Result<bool, StoreError> {
+        query_scalar("SELECT semel.keys_moved()")
+            .fetch_one(&self.own)
+            .await
+            .map_err(|error| classify("keys_moved", error))
+    }
+}
 
 #[async_trait]
 impl KeyStore for Postgres {

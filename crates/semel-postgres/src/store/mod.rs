@@ -13,4 +13,5 @@ mod saga;
 mod saga_rows;
 
 pub(crate) use key_hints::Hints;
+pub use keys::KEYS_MOVED;
 pub(crate) use outbox_hint::SmallBatches;

@@ -17,7 +17,7 @@
 //!
 //! # Not yet
 //! Each shard reads for itself: N shards are N reads. Cleaning is by bounded deletes; partitions come later. A stream
-//! keeps its number of shards. PgBouncer in transaction mode is not supported.
+//! keeps its number of shards.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -67,8 +67,7 @@ impl OutboxStore for Postgres {
 
     async fn register_stream(&self, stream: &str, shards: u16) -> Result<(), StoreError> {
         check_stream(stream, shards)?;
-        let count =
-            || query_scalar("SELECT count(*) FROM semel.outbox_shard WHERE stream = $1").bind(stream);
+        let count = || query_scalar("SELECT count(*) FROM semel.outbox_shard WHERE stream = $1").bind(stream);
         let failed = |error| classify("register_stream", error);
         let found: i64 = count().fetch_one(&self.gate).await.map_err(failed)?;
         if found == i64::from(shards) {

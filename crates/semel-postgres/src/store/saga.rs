@@ -248,12 +248,11 @@ impl SagaStore for Postgres {
     }
 
     async fn count_sagas(&self) -> Result<Vec<(Status, u64)>, StoreError> {
-        let found: Vec<(String, i64)> = query_as(
-            "SELECT status, count(*) FROM semel.saga WHERE tombstone_until IS NULL GROUP BY status",
-        )
-        .fetch_all(&self.own)
-        .await
-        .map_err(failed("count_sagas"))?;
+        let found: Vec<(String, i64)> =
+            query_as("SELECT status, count(*) FROM semel.saga WHERE tombstone_until IS NULL GROUP BY status")
+                .fetch_all(&self.own)
+                .await
+                .map_err(failed("count_sagas"))?;
         let mut counts = BTreeMap::new();
         for (status, count) in found {
             counts.insert(rows::status(&status)?, count.unsigned_abs());

@@ -7,8 +7,8 @@ use semel_core::{ErrorKind, StoreError, StoredOutcome, Timestamp, crash_point, l
 use sqlx::{Postgres as Driver, Row as _, Transaction};
 
 use crate::error::classify;
-use crate::store::autocommit::lock_timeout;
 use crate::gate::query;
+use crate::store::autocommit::lock_timeout;
 
 const OPERATION: &str = "barrier";
 /// How long [`barrier`] waits for an open call of the same step.

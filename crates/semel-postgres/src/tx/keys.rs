@@ -6,9 +6,9 @@ use semel_core::{ErrorKind, Fingerprint, Key, StoreError, StoredOutcome};
 use sqlx::{Postgres as Driver, Transaction};
 
 use crate::error::classify;
+use crate::gate::query;
 use crate::store::key_rows::Answer;
 use crate::store::keys::NO_TOKEN;
-use crate::gate::query;
 
 const ONCE_SQL: &str = include_str!("../sql/key_once.sql");
 const COMPLETE_SQL: &str = include_str!("../sql/key_once_complete.sql");

@@ -6,3 +6,4 @@ mod keys;
 mod outbox;
 mod saga;
 mod schema;
+mod sql;
