@@ -1,5 +1,7 @@
 //! Claims per second.
 
+mod batched;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -43,7 +45,12 @@ impl Ids {
 pub(crate) async fn run(plan: Plan) {
     memory(plan).await;
     sqlite(plan).await;
+    batched::sqlite(plan).await;
     postgresql(plan).await;
+}
+
+pub(crate) async fn batched(plan: Plan) {
+    batched::sqlite(plan).await;
 }
 
 /// Claims and, if wished, completes them; the whole life of that many keys.

@@ -43,6 +43,8 @@ struct Cli {
 enum Bench {
     /// Claims on SQLite and PostgreSQL, single and batched, against bare inserts.
     Keys,
+    /// The batcher of keys on SQLite against a group commit by hand (a part of `keys`).
+    KeysBatched,
     /// The HTTP layer on three stores against bare axum.
     Http,
     /// The relay from SQLite to a webhook and, with the feature kafka, from PostgreSQL to Kafka.
@@ -79,6 +81,9 @@ async fn main() {
     let all = matches!(cli.bench, Bench::All);
     if all || matches!(cli.bench, Bench::Keys) {
         keys::run(plan).await;
+    }
+    if matches!(cli.bench, Bench::KeysBatched) {
+        keys::batched(plan).await;
     }
     if all || matches!(cli.bench, Bench::Http) {
         http::run(plan).await;

@@ -10,6 +10,10 @@ pub const CRASH_POINTS: &[&str] = &[
     "key.claimed",
     "key.before_complete",
     "key.completed",
+    // The wrapper for functions, once per call: it owns the key; the function has ended; the outcome is durable.
+    "run.claimed",
+    "run.before_complete",
+    "run.completed",
     // The HTTP layer, once per request: it owns the key; the handler has answered; the outcome is durable.
     "http.claimed",
     "http.before_complete",

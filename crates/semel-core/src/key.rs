@@ -103,11 +103,34 @@ impl Key {
     /// A key for a call made on behalf of this one.
     #[must_use]
     pub fn child(&self, name: &str) -> Self {
-        let id = derive(&[self.scope.as_bytes(), &self.id, name.as_bytes()]);
+        self.child_bytes(&[name.as_bytes()])
+    }
+
+    /// A key for a call made on behalf of this one, named by bytes such as a business id; differs from every
+    /// [`child`](Self::child) with another name, and is the same as the child of the same bytes.
+    ///
+    /// ```
+    /// # use semel_core::{Key, Scope};
+    /// # let key = Key::new(Scope::new("s")?, "order-7")?;
+    /// assert_eq!(key.child_bytes(&[b"charge"]), key.child("charge"));
+    /// assert_ne!(key.child_bytes(&[b"line", b"7"]), key.child_bytes(&[b"line7"]));
+    /// # Ok::<(), semel_core::limits::LimitExceeded>(())
+    /// ```
+    #[must_use]
+    pub fn child_bytes(&self, names: &[&[u8]]) -> Self {
+        let mut parts = vec![self.scope.as_bytes(), &self.id];
+        parts.extend_from_slice(names);
         Self {
             scope: self.scope.clone(),
-            id: id.into(),
+            id: derive(&parts).into(),
         }
+    }
+
+    /// The key of the n-th item of a batch that this key names: the child of `"item"` and the number as 8 bytes, big
+    /// endian.
+    #[must_use]
+    pub fn item(&self, n: u64) -> Self {
+        self.child_bytes(&[b"item", &n.to_be_bytes()])
     }
 
     /// The whole key as bytes that name no other one: the scope's length in one byte, the scope, the id. At most 511.
@@ -251,6 +274,23 @@ mod tests {
             Key::derive(scope(), &[b"ab", b"c"]),
             Key::derive(scope(), &[b"a", b"bc"])
         );
+    }
+
+    #[test]
+    fn items_and_children_are_all_different_and_stable() {
+        let key = Key::new(Scope::new("s").unwrap(), "batch-1").unwrap();
+        let keys = [
+            key.item(0),
+            key.item(1),
+            key.item(256),
+            key.child("item"),
+            key.child("0"),
+        ];
+        for (n, one) in keys.iter().enumerate() {
+            assert!(keys[n + 1..].iter().all(|other| other != one), "{n}");
+        }
+        let by_hand = derive(&[b"s", b"batch-1", b"item", &[0, 0, 0, 0, 0, 0, 1, 0]]);
+        assert_eq!(key.item(256).id(), by_hand);
     }
 
     /// Other languages must compute the same value: this vector is the contract.

@@ -11,6 +11,9 @@ use sqlx::{Connection as _, Sqlite as Driver, Transaction};
 use crate::config::Config;
 use crate::error::{classify, commit_failed};
 
+/// Rows that the driver reads ahead.
+const ROWS_BUFFERED: usize = semel_core::limits::BATCH_ITEMS_MAX;
+
 /// A SQLite file. Cheap to clone; all clones share one writing connection.
 #[derive(Clone)]
 pub struct Sqlite {
@@ -38,10 +41,14 @@ impl Sqlite {
             // NORMAL may forget acknowledged commits after a power cut (rule K7: durability is not inherited).
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
-            .busy_timeout(config.busy_timeout);
+            .busy_timeout(config.busy_timeout)
+            // Rows of a batch: the driver's thread need not stop half way until somebody has read them.
+            .row_buffer_size(ROWS_BUFFERED);
         let open = |error| classify("open", error);
         let writer = SqlitePoolOptions::new()
             .max_connections(1)
+            // There is no network between; what can be wrong with it is looked at when it comes back.
+            .test_before_acquire(false)
             // SQLite rolls back by itself when the disk is full or fails. The driver does not notice, and would refuse
             // every later BEGIN on that connection: it is replaced. (Test: a_transaction_that_sqlite_rolled_back_…)
             .after_release(|connection, _| {
@@ -57,6 +64,7 @@ impl Sqlite {
         let reader = SqlitePoolOptions::new()
             .max_connections(config.readers)
             .min_connections(0)
+            .test_before_acquire(false)
             .connect_with(options.pragma("query_only", "ON"))
             .await
             .map_err(open)?;

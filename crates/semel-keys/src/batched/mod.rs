@@ -4,6 +4,7 @@ mod config;
 mod drive;
 mod ticket;
 
+use std::collections::HashSet;
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -306,6 +307,16 @@ impl<S: KeyStore> KeyStore for Batched<S> {
             return self.write(claims).await;
         }
         let mut replies = self.look(claims).await;
+        // Items of one key are decided in order: behind one that has to be written, none counts as looked at.
+        if claims.len() > 1 {
+            let mut written = HashSet::new();
+            for (reply, claim) in replies.iter_mut().zip(claims) {
+                if reply.is_none() || written.contains(&claim.key) {
+                    *reply = None;
+                    written.insert(&claim.key);
+                }
+            }
+        }
         let left = replies.iter().zip(claims).filter(|(reply, _)| reply.is_none());
         let left: Vec<Claim> = left.map(|(_, claim)| claim.clone()).collect();
         if !left.is_empty() {

@@ -6,4 +6,5 @@
 )]
 
 mod batched;
+mod idempotent;
 mod support;

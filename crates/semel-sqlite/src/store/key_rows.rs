@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
+use std::sync::LazyLock;
 
 use semel_core::claim::row::Row;
 use semel_core::claim::{Record, StateName, Token};
@@ -14,19 +15,34 @@ use sqlx::{Error, Row as _};
 use crate::error::classify;
 
 // Keys travel as JSON, in which bytes must be hexadecimal.
-const LOAD: &str = "SELECT j.key AS n, k.*
+const LOAD: &str =
+    "SELECT j.key, k.state, k.fingerprint, k.token, k.nonce, k.hold, k.extended, k.attempt, k.until,
+  k.outcome_code, k.outcome, k.digest, k.tombstone_until, k.withdrawn, k.withdrawn_until, k.due_at
 FROM json_each(?1) AS j
 CROSS JOIN semel_key AS k ON k.scope = unhex(j.value ->> 0) AND k.id = unhex(j.value ->> 1)";
 
-const SAVE: &str =
+const SAVE_INTO: &str =
     "INSERT INTO semel_key (scope, id, state, fingerprint, token, nonce, hold, extended, attempt,
   until, outcome_code, outcome, digest, tombstone_until, withdrawn, withdrawn_until, due_at)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)
+VALUES ";
+const SAVE_ROW: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+const SAVE_OVER: &str = "
 ON CONFLICT (scope, id) DO UPDATE SET state = excluded.state, fingerprint = excluded.fingerprint,
   token = excluded.token, nonce = excluded.nonce, hold = excluded.hold, extended = excluded.extended,
   attempt = excluded.attempt, until = excluded.until, outcome_code = excluded.outcome_code,
   outcome = excluded.outcome, digest = excluded.digest, tombstone_until = excluded.tombstone_until,
   withdrawn = excluded.withdrawn, withdrawn_until = excluded.withdrawn_until, due_at = excluded.due_at";
+
+/// Statements that save 1, 2, 4, … records: each call to the driver is a message to its thread and back.
+static SAVE: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let statement = |power: u32| {
+        let rows = vec![SAVE_ROW; 1 << power].join(", ");
+        format!("{SAVE_INTO}{rows}{SAVE_OVER}")
+    };
+    (0..=SAVE_POWER_MAX).map(statement).collect()
+});
+/// 128 records of 17 columns are far below SQLite's 32 766 variables.
+const SAVE_POWER_MAX: u32 = 7;
 
 const DUE: &str = "SELECT k.* FROM semel_key AS k WHERE due_at <= ?1 ORDER BY due_at LIMIT ?2";
 
@@ -63,52 +79,59 @@ pub(crate) async fn load(
         .map_err(failed)?;
     rows.iter()
         .map(|row| {
-            let n: i64 = row.try_get("n").map_err(failed)?;
+            let n: i64 = row.try_get(0).map_err(failed)?;
             let key = usize::try_from(n).ok().and_then(|n| keys.get(n));
             let key = key.ok_or_else(|| failed(Error::RowNotFound))?;
-            Ok(((*key).clone(), record(row).map_err(failed)?.try_into()))
+            Ok(((*key).clone(), record(row, 1).map_err(failed)?.try_into()))
         })
         .collect()
 }
 
-/// Writes a record, or removes it.
+/// Writes records, or removes them.
 pub(crate) async fn save(
     db: &mut SqliteConnection,
     operation: &'static str,
-    key: &Key,
-    record: Option<&Record>,
+    records: &[(Key, Option<Record>)],
 ) -> Result<(), StoreError> {
-    let Some(record) = record else {
+    let failed = |error| classify(operation, error);
+    for (key, _) in records.iter().filter(|(_, record)| record.is_none()) {
         sqlx::query("DELETE FROM semel_key WHERE scope = ?1 AND id = ?2")
             .bind(key.scope().as_bytes())
             .bind(key.id())
-            .execute(db)
+            .execute(&mut *db)
             .await
-            .map_err(|error| classify(operation, error))?;
-        return Ok(());
-    };
-    let row = Row::from(record);
-    sqlx::query(SAVE)
-        .bind(key.scope().as_bytes())
-        .bind(key.id())
-        .bind(row.state)
-        .bind(row.fingerprint)
-        .bind(row.token)
-        .bind(row.nonce)
-        .bind(row.hold)
-        .bind(row.extended)
-        .bind(row.attempt)
-        .bind(row.until)
-        .bind(row.outcome_code)
-        .bind(row.outcome)
-        .bind(row.digest)
-        .bind(row.tombstone_until)
-        .bind(row.withdrawn)
-        .bind(row.withdrawn_until)
-        .bind(row.due_at)
-        .execute(db)
-        .await
-        .map_err(|error| classify(operation, error))?;
+            .map_err(failed)?;
+    }
+    let kept = records
+        .iter()
+        .filter_map(|(key, record)| Some((key, record.as_ref()?)));
+    let mut rows: Vec<(&Key, Row)> = kept.map(|(key, record)| (key, Row::from(record))).collect();
+    while !rows.is_empty() {
+        let power = rows.len().ilog2().min(SAVE_POWER_MAX);
+        let statement = SAVE.get(power as usize).map_or("", String::as_str);
+        let mut query = sqlx::query(statement);
+        for (key, row) in rows.drain(rows.len() - (1 << power)..) {
+            query = query
+                .bind(key.scope().as_bytes())
+                .bind(key.id())
+                .bind(row.state)
+                .bind(row.fingerprint)
+                .bind(row.token)
+                .bind(row.nonce)
+                .bind(row.hold)
+                .bind(row.extended)
+                .bind(row.attempt)
+                .bind(row.until)
+                .bind(row.outcome_code)
+                .bind(row.outcome)
+                .bind(row.digest)
+                .bind(row.tombstone_until)
+                .bind(row.withdrawn)
+                .bind(row.withdrawn_until)
+                .bind(row.due_at);
+        }
+        query.execute(&mut *db).await.map_err(failed)?;
+    }
     Ok(())
 }
 
@@ -124,18 +147,20 @@ pub(crate) async fn last_token(
     Ok(Token(token))
 }
 
-/// Remembers the token drawn last. Inside a writing transaction nobody else draws one.
-pub(crate) async fn save_token(
+/// Draws so many tokens and says which was the last before them. Inside a writing transaction nobody else draws one.
+pub(crate) async fn draw_tokens(
     db: &mut SqliteConnection,
     operation: &'static str,
-    token: Token,
-) -> Result<(), StoreError> {
-    sqlx::query("UPDATE semel_token SET token = ?1 WHERE one = 1")
-        .bind(token.0)
-        .execute(db)
-        .await
-        .map_err(|error| classify(operation, error))?;
-    Ok(())
+    count: usize,
+) -> Result<Token, StoreError> {
+    let count = i64::try_from(count).unwrap_or(i64::MAX);
+    let last: i64 =
+        sqlx::query_scalar("UPDATE semel_token SET token = token + ?1 WHERE one = 1 RETURNING token")
+            .bind(count)
+            .fetch_one(db)
+            .await
+            .map_err(|error| classify(operation, error))?;
+    Ok(Token(last.saturating_sub(count)))
 }
 
 /// Records that a sweep has something to do with, the longest due first.
@@ -201,25 +226,27 @@ fn keyed(row: &SqliteRow, operation: &'static str) -> Result<(Key, Record), Stor
     let failed = |error| classify(operation, error);
     let scope = Scope::new(row.try_get::<&[u8], _>("scope").map_err(failed)?)?;
     let key = Key::new(scope, row.try_get::<&[u8], _>("id").map_err(failed)?)?;
-    Ok((key, record(row).map_err(failed)?.try_into()?))
+    // `k.*` begins with scope and id.
+    Ok((key, record(row, 2).map_err(failed)?.try_into()?))
 }
 
-fn record(row: &SqliteRow) -> Result<Row, Error> {
+/// The columns from `state` on, in the order of the table; `state` is the column of that number.
+fn record(row: &SqliteRow, state: usize) -> Result<Row, Error> {
     Ok(Row {
-        state: row.try_get("state")?,
-        fingerprint: row.try_get("fingerprint")?,
-        token: row.try_get("token")?,
-        nonce: row.try_get("nonce")?,
-        hold: row.try_get("hold")?,
-        extended: row.try_get("extended")?,
-        attempt: row.try_get("attempt")?,
-        until: row.try_get("until")?,
-        outcome_code: row.try_get("outcome_code")?,
-        outcome: row.try_get("outcome")?,
-        digest: row.try_get("digest")?,
-        tombstone_until: row.try_get("tombstone_until")?,
-        withdrawn: row.try_get("withdrawn")?,
-        withdrawn_until: row.try_get("withdrawn_until")?,
-        due_at: row.try_get("due_at")?,
+        state: row.try_get(state)?,
+        fingerprint: row.try_get(state + 1)?,
+        token: row.try_get(state + 2)?,
+        nonce: row.try_get(state + 3)?,
+        hold: row.try_get(state + 4)?,
+        extended: row.try_get(state + 5)?,
+        attempt: row.try_get(state + 6)?,
+        until: row.try_get(state + 7)?,
+        outcome_code: row.try_get(state + 8)?,
+        outcome: row.try_get(state + 9)?,
+        digest: row.try_get(state + 10)?,
+        tombstone_until: row.try_get(state + 11)?,
+        withdrawn: row.try_get(state + 12)?,
+        withdrawn_until: row.try_get(state + 13)?,
+        due_at: row.try_get(state + 14)?,
     })
 }

@@ -3,32 +3,23 @@
 //! A batch is one `BEGIN IMMEDIATE` transaction: records read, decided by the pure machine, written back. What needs
 //! no write (a replay, a duplicate of a running key) is answered by a reading connection and waits for no writer.
 
-use std::collections::HashSet;
-
 use async_trait::async_trait;
 use semel_core::claim::{
     Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement,
-    SweepReport, Token, step,
+    SweepReport, Token,
 };
-use semel_core::limits::{self, LimitExceeded};
-use semel_core::store::{Capabilities, KeyPage, KeyQuery, KeyStore, Replies, Usage};
-use semel_core::{Key, Scope, StoreError, Timestamp, crash_point};
+use semel_core::limits;
+use semel_core::store::{
+    Batching, Capabilities, KeyPage, KeyQuery, KeyStore, MixedBatch, MixedReplies, Replies, Usage,
+};
+use semel_core::{Key, Scope, StoreError, crash_point};
+use sqlx::Transaction;
 use sqlx::pool::PoolConnection;
 
+use super::key_desk::{ABANDON, CLAIM, COMPLETE, Desk, EXTEND, READ, RELEASE, SETTLE, Transition, distinct};
 use super::key_rows::{self, Records};
 use crate::db::Sqlite;
 use crate::error::classify;
-
-/// One kind of transition: what it is called, what it concerns, and its pure machine.
-struct Transition<T, R> {
-    operation: &'static str,
-    key: fn(&T) -> &Key,
-    check: fn(&T) -> Result<(), LimitExceeded>,
-    step: Step<T, R>,
-}
-
-/// One of the functions of [`step`]; those that draw no token ignore it.
-type Step<T, R> = fn(Option<Record>, &T, Timestamp, Token) -> (Option<Record>, R);
 
 #[async_trait]
 impl KeyStore for Sqlite {
@@ -85,13 +76,19 @@ impl KeyStore for Sqlite {
         let mut tx = self.begin().await?;
         let now = self.now();
         let mut report = SweepReport::default();
+        let mut changed = Vec::new();
         for (key, record) in key_rows::due(&mut tx, now, limit).await? {
             let (record, swept) = record.swept(now);
-            key_rows::save(&mut tx, "sweep", &key, record.as_ref()).await?;
+            changed.push((key, record));
             if let Some(swept) = swept {
                 report.count(swept);
             }
         }
+        if changed.is_empty() {
+            // Nothing to write: no commit, and nobody waits for one.
+            return rolled_back(tx, "sweep").await.map(|()| report);
+        }
+        key_rows::save(&mut tx, "sweep", &changed).await?;
         self.commit(tx).await?;
         Ok(report)
     }
@@ -115,72 +112,84 @@ impl KeyStore for Sqlite {
         let mut reader = self.reading("usage").await?;
         key_rows::usage(&mut reader, scope, records_max).await
     }
+
+    /// One writer: one lane, and everything that waits for it in one commit.
+    fn batching(&self) -> Batching {
+        Batching {
+            lanes: 1,
+            items_max: 256,
+            mixes: true,
+            looks_first: true,
+        }
+    }
+
+    async fn transact_many(&self, batch: &MixedBatch) -> MixedReplies {
+        if !batch.completions.is_empty() {
+            crash_point("key.before_complete");
+        }
+        let result = match limits::check_batch(batch.len()) {
+            Ok(()) => self.transact(batch).await,
+            Err(limit) => Err(limit.into()),
+        };
+        let replies = result.unwrap_or_else(|error| failed(batch, &error));
+        let granted =
+            |reply: &Result<ClaimReply, StoreError>| matches!(reply, Ok(ClaimReply::Granted { .. }));
+        if replies.claims.iter().any(granted) {
+            crash_point("key.claimed");
+        }
+        if !batch.completions.is_empty() {
+            crash_point("key.completed");
+        }
+        replies
+    }
+
+    async fn look_many(&self, claims: &[Claim]) -> Replies<Option<ClaimReply>> {
+        let keys: Vec<&Key> = claims.iter().map(|claim| &claim.key).collect();
+        let records = match limits::check_batch(claims.len()) {
+            Ok(()) => self.look("claim", &keys).await,
+            Err(limit) => Err(limit.into()),
+        };
+        let records = match records {
+            Ok(records) => records,
+            Err(error) => return claims.iter().map(|_| Err(error.clone())).collect(),
+        };
+        let desk = Desk::new(records, self.now(), Token(i64::MIN));
+        claims.iter().map(|claim| desk.look(claim, &CLAIM)).collect()
+    }
 }
 
-const CLAIM: Transition<Claim, ClaimReply> = Transition {
-    operation: "claim",
-    key: |claim| &claim.key,
-    check: Claim::check,
-    step: step::claim,
-};
+fn failed(batch: &MixedBatch, error: &StoreError) -> MixedReplies {
+    fn all<T, R>(items: &[T], error: &StoreError) -> Replies<R> {
+        items.iter().map(|_| Err(error.clone())).collect()
+    }
+    MixedReplies {
+        claims: all(&batch.claims, error),
+        completions: all(&batch.completions, error),
+        extensions: all(&batch.extensions, error),
+        releases: all(&batch.releases, error),
+        abandonments: all(&batch.abandonments, error),
+        settlements: all(&batch.settlements, error),
+    }
+}
 
-const COMPLETE: Transition<Completion, LeaseReply> = Transition {
-    operation: "complete",
-    key: |done| &done.key,
-    check: Completion::check,
-    step: |record, done, now, _| step::complete(record, done, now),
-};
-
-const EXTEND: Transition<Extension, LeaseReply> = Transition {
-    operation: "extend",
-    key: |wish| &wish.key,
-    check: Extension::check,
-    step: |record, wish, now, _| step::extend(record, wish, now),
-};
-
-const RELEASE: Transition<Release, LeaseReply> = Transition {
-    operation: "release",
-    key: |release| &release.key,
-    check: |_| Ok(()),
-    step: |record, release, now, _| step::release(record, release, now),
-};
-
-const ABANDON: Transition<Abandonment, LeaseReply> = Transition {
-    operation: "abandon",
-    key: |abandonment| &abandonment.key,
-    check: |_| Ok(()),
-    step: |record, abandonment, now, _| step::abandon(record, abandonment, now),
-};
-
-const SETTLE: Transition<Settlement, LeaseReply> = Transition {
-    operation: "settle",
-    key: |settlement| &settlement.key,
-    check: Settlement::check,
-    step: |record, settlement, now, _| step::settle(record, settlement, now),
-};
-
-const READ: Transition<Key, Option<Record>> = Transition {
-    operation: "read",
-    key: |key| key,
-    check: |_| Ok(()),
-    step: |record, _, now, _| {
-        let record = record.and_then(|record| record.at(now));
-        let seen = record.clone().and_then(|record| record.visible_at(now));
-        (record, seen)
-    },
-};
-
-/// A batch, decided: replies in order, and the records that changed.
-struct Decided<R> {
-    replies: Replies<R>,
-    changed: Vec<(Key, Option<Record>)>,
-    last: Token,
+/// Ends a transaction in which nothing was written.
+async fn rolled_back(
+    tx: Transaction<'static, sqlx::Sqlite>,
+    operation: &'static str,
+) -> Result<(), StoreError> {
+    tx.rollback().await.map_err(|error| classify(operation, error))
 }
 
 impl Sqlite {
     async fn reading(&self, operation: &'static str) -> Result<PoolConnection<sqlx::Sqlite>, StoreError> {
         let reader = self.reader.acquire().await;
         reader.map_err(|error| classify(operation, error))
+    }
+
+    /// The records as a reading connection sees them.
+    async fn look(&self, operation: &'static str, keys: &[&Key]) -> Result<Records, StoreError> {
+        let mut reader = self.reading(operation).await?;
+        key_rows::load(&mut reader, operation, keys).await
     }
 
     async fn run<T: Sync, R: Send>(&self, items: &[T], transition: &Transition<T, R>) -> Replies<R> {
@@ -197,76 +206,76 @@ impl Sqlite {
         transition: &Transition<T, R>,
     ) -> Result<Replies<R>, StoreError> {
         let operation = transition.operation;
-        let mut seen = HashSet::new();
-        let keys: Vec<&Key> = items
-            .iter()
-            .map(transition.key)
-            .filter(|key| seen.insert(*key))
-            .collect();
-        let mut reader = self.reading(operation).await?;
-        let records = key_rows::load(&mut reader, operation, &keys).await?;
-        drop(reader);
-        let decided = decide(items, transition, records, self.now(), Token(i64::MIN));
-        if decided.changed.is_empty() {
-            return Ok(decided.replies);
+        let keys = distinct(items.iter().map(transition.key));
+        let records = self.look(operation, &keys).await?;
+        let mut desk = Desk::new(records, self.now(), Token(i64::MIN));
+        let replies = desk.decide_all(items, transition);
+        if desk.changed.is_empty() {
+            return Ok(replies);
         }
         // Something would change: ask again where nobody else writes.
         let mut tx = self.begin().await?;
-        let records = key_rows::load(&mut tx, operation, &keys).await?;
-        let last = key_rows::last_token(&mut tx, operation).await?;
-        let decided = decide(items, transition, records, self.now(), last);
-        for (key, record) in &decided.changed {
-            key_rows::save(&mut tx, operation, key, record.as_ref()).await?;
-        }
-        if decided.last != last {
-            key_rows::save_token(&mut tx, operation, decided.last).await?;
-        }
-        self.commit(tx).await?;
-        Ok(decided.replies)
+        let tokens = if transition.draws { items.len() } else { 0 };
+        let mut desk = self.desk(&mut tx, operation, &keys, tokens).await?;
+        let replies = desk.decide_all(items, transition);
+        self.save(tx, operation, desk).await?;
+        Ok(replies)
     }
-}
 
-fn decide<T, R>(
-    items: &[T],
-    transition: &Transition<T, R>,
-    mut records: Records,
-    now: Timestamp,
-    mut last: Token,
-) -> Decided<R> {
-    let mut changed = HashSet::new();
-    let mut one = |item: &T| {
-        (transition.check)(item)?;
-        let key = (transition.key)(item);
-        let before = records.get(key).cloned().transpose()?;
-        let next = Token(last.0.saturating_add(1));
-        let (after, reply) = (transition.step)(before.clone(), item, now, next);
-        if step::changes(before.as_ref(), after.as_ref(), now) {
-            if after
-                .as_ref()
-                .and_then(Record::lease)
-                .is_some_and(|lease| lease.token == next)
-            {
-                last = next;
-            }
-            changed.insert(key.clone());
-            match &after {
-                Some(record) => records.insert(key.clone(), Ok(record.clone())),
-                None => records.remove(key),
-            };
+    /// All kinds in one commit.
+    async fn transact(&self, batch: &MixedBatch) -> Result<MixedReplies, StoreError> {
+        let operation = "transact";
+        let keys = distinct(
+            (batch.completions.iter().map(COMPLETE.key))
+                .chain(batch.releases.iter().map(RELEASE.key))
+                .chain(batch.abandonments.iter().map(ABANDON.key))
+                .chain(batch.settlements.iter().map(SETTLE.key))
+                .chain(batch.extensions.iter().map(EXTEND.key))
+                .chain(batch.claims.iter().map(CLAIM.key)),
+        );
+        let mut tx = self.begin().await?;
+        let mut desk = self.desk(&mut tx, operation, &keys, batch.claims.len()).await?;
+        let replies = MixedReplies {
+            completions: desk.decide_all(&batch.completions, &COMPLETE),
+            releases: desk.decide_all(&batch.releases, &RELEASE),
+            abandonments: desk.decide_all(&batch.abandonments, &ABANDON),
+            settlements: desk.decide_all(&batch.settlements, &SETTLE),
+            extensions: desk.decide_all(&batch.extensions, &EXTEND),
+            claims: desk.decide_all(&batch.claims, &CLAIM),
+        };
+        self.save(tx, operation, desk).await?;
+        Ok(replies)
+    }
+
+    /// The records of these keys, and so many tokens, inside the writer's transaction.
+    async fn desk(
+        &self,
+        tx: &mut Transaction<'static, sqlx::Sqlite>,
+        operation: &'static str,
+        keys: &[&Key],
+        tokens: usize,
+    ) -> Result<Desk, StoreError> {
+        let records = key_rows::load(tx, operation, keys).await?;
+        let last = if tokens == 0 {
+            Token(i64::MIN)
+        } else {
+            key_rows::draw_tokens(tx, operation, tokens).await?
+        };
+        Ok(Desk::new(records, self.now(), last))
+    }
+
+    /// Writes what has changed and commits.
+    async fn save(
+        &self,
+        mut tx: Transaction<'static, sqlx::Sqlite>,
+        operation: &'static str,
+        desk: Desk,
+    ) -> Result<(), StoreError> {
+        let changed = desk.changed();
+        if changed.is_empty() {
+            return rolled_back(tx, operation).await;
         }
-        Ok(reply)
-    };
-    let replies = items.iter().map(&mut one).collect();
-    let changed = changed
-        .into_iter()
-        .map(|key| {
-            let record = records.remove(&key).and_then(Result::ok);
-            (key, record)
-        })
-        .collect();
-    Decided {
-        replies,
-        changed,
-        last,
+        key_rows::save(&mut tx, operation, &changed).await?;
+        self.commit(tx).await
     }
 }

@@ -68,8 +68,8 @@ pub async fn once(
     let fresh = machine::fresh(Token(last.0.saturating_add(1)));
     let (after, once) = machine::decide(record.clone(), key, fingerprint, keep, now, fresh);
     if step::changes(record.as_ref(), after.as_ref(), now) {
-        key_rows::save(tx, "once", key, after.as_ref()).await?;
-        key_rows::save_token(tx, "once", fresh.token).await?;
+        key_rows::save(tx, "once", &[(key.clone(), after)]).await?;
+        key_rows::draw_tokens(tx, "once", 1).await?;
     }
     Ok(once.map_first(|lease| Pending {
         key: key.clone(),
@@ -123,6 +123,6 @@ impl Pending {
             retain_until,
             tombstone_until: retain_until.plus_ms(options.keep.tombstone_ms),
         };
-        key_rows::save(tx, "complete", &key, Some(&record)).await
+        key_rows::save(tx, "complete", &[(key, Some(record))]).await
     }
 }

@@ -1,0 +1,168 @@
+//! Calls to the store, each within its time, and what follows when no answer comes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use semel_core::error::chain;
+use semel_core::host::dice;
+use semel_core::{
+    Claim, ClaimReply, Clock as _, Completion, ErrorKind, KeyStore, KeyStoreExt as _, LeaseReply, Release,
+    Retry, RetryPolicy, StoreError, StoredOutcome, SystemClock,
+};
+
+use super::Shared;
+use super::renew::Held;
+
+/// Times that a claim is sent at most.
+const CLAIMS_MAX: u32 = 3;
+/// Pause before it is sent again.
+const CLAIM_PAUSE: Duration = Duration::from_millis(20);
+
+impl<S: KeyStore> Shared<S> {
+    fn timeout(&self) -> Duration {
+        Duration::from_millis(self.config.store_ms_max)
+    }
+
+    /// One call within its time.
+    async fn within<T>(
+        &self,
+        operation: &'static str,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        tokio::time::timeout(self.timeout(), call)
+            .await
+            .unwrap_or_else(|_| {
+                let text = format!("no answer within store_ms_max = {} ms", self.config.store_ms_max);
+                Err(StoreError::new(ErrorKind::ReplyLost, operation, text))
+            })
+    }
+
+    /// The store's reply to a claim. Sending it again is safe: the same nonce gets the same token (rule K3). When no
+    /// answer comes, the claim is withdrawn should it still arrive (rule K4).
+    pub(super) async fn claim(self: &Arc<Self>, claim: &Claim) -> Result<ClaimReply, StoreError> {
+        let mut may_have_arrived = false;
+        let mut sent = 0;
+        let asked = self.within("claim", async {
+            loop {
+                sent += 1;
+                // Until it is answered it may be there: the time may be up in the middle of it.
+                let before = std::mem::replace(&mut may_have_arrived, true);
+                let error = match self.store.claim(claim).await {
+                    Ok(reply) => return Ok(reply),
+                    Err(error) => error,
+                };
+                may_have_arrived = before || error.retry() == Retry::OutcomeUnknown;
+                tracing::warn!(key = %claim.key, sent, error = chain(&error), "a claim failed");
+                let again = match error.retry() {
+                    Retry::Never => false,
+                    Retry::Later => error.kind() != ErrorKind::Unavailable,
+                    Retry::OutcomeUnknown => true,
+                };
+                if !again || sent >= CLAIMS_MAX {
+                    return Err(error);
+                }
+                tokio::time::sleep(CLAIM_PAUSE).await;
+            }
+        });
+        let reply = asked.await;
+        if reply.is_err() && may_have_arrived {
+            self.release_in_background(Release {
+                key: claim.key.clone(),
+                nonce: claim.nonce,
+                token: None,
+            });
+        }
+        reply
+    }
+
+    /// Stores an outcome. A store with a smaller limit than ours still learns that it was done.
+    pub(super) async fn complete(&self, done: &mut Completion) -> Result<LeaseReply, StoreError> {
+        let reply = self.within("complete", self.store.complete(done)).await;
+        match reply {
+            Err(error)
+                if error.kind() == ErrorKind::LimitExceeded && done.outcome != StoredOutcome::Forgotten =>
+            {
+                tracing::warn!(key = %done.key, error = chain(&error), "an outcome is too large to be kept");
+                done.outcome = StoredOutcome::Forgotten;
+                self.within("complete", self.store.complete(done)).await
+            }
+            reply => reply,
+        }
+    }
+
+    /// The effect exists: storing its outcome is tried until the policy ends; then the key ends as its own policy says.
+    /// Asking again is safe: the same outcome is recognised (rule K2), and time alone refuses nothing (rule K1).
+    pub(super) fn complete_in_background(self: &Arc<Self>, done: Completion) {
+        let shared = Arc::clone(self);
+        drop(self.tasks.spawn(async move {
+            let key = done.key.clone();
+            match shared.again(Late::Complete(done)).await {
+                Some(LeaseReply::Ok(_)) => {}
+                Some(reply) => {
+                    tracing::error!(%key, ?reply, "the key was settled by somebody else before its outcome could be stored");
+                }
+                None => tracing::error!(%key, "an outcome could not be stored; the key ends as its policy says"),
+            }
+            shared.waiters.wake(&key);
+        }));
+    }
+
+    /// Gives a claim back; in the background when the store gives no answer.
+    pub(super) async fn release(self: &Arc<Self>, release: Release) {
+        if let Err(error) = self.within("release", self.store.release(&release)).await {
+            tracing::warn!(key = %release.key, error = chain(&error), "cannot give a key back; trying again");
+            self.release_in_background(release);
+        }
+    }
+
+    fn release_in_background(self: &Arc<Self>, release: Release) {
+        let shared = Arc::clone(self);
+        drop(self.tasks.spawn(async move {
+            let key = release.key.clone();
+            if shared.again(Late::Release(release)).await.is_none() {
+                tracing::error!(%key, "a key could not be given back; its lease will end");
+            }
+            shared.waiters.wake(&key);
+        }));
+    }
+
+    /// Nobody knows what came of it: the key says so at once, not when its lease ends.
+    pub(super) async fn abandon(self: &Arc<Self>, held: &Held) {
+        let abandonment = semel_core::claim::Abandonment {
+            key: held.key.clone(),
+            lease: held.lease,
+        };
+        if let Err(error) = self.within("abandon", self.store.abandon(&abandonment)).await {
+            // Time does the same.
+            tracing::warn!(key = %held.key, error = chain(&error), "cannot give a run up; its lease will end");
+        }
+    }
+
+    /// Calls until there is an answer or the policy ends.
+    async fn again(&self, mut late: Late) -> Option<LeaseReply> {
+        let policy: RetryPolicy = self.config.completion_retry;
+        let began = SystemClock.monotonic();
+        for attempt in 1.. {
+            let elapsed = SystemClock.monotonic().saturating_sub(began).as_millis();
+            let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
+            let pause = policy.delay_ms(attempt, elapsed, dice())?;
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            let reply = match &mut late {
+                Late::Complete(done) => self.complete(done).await,
+                Late::Release(release) => self.within("release", self.store.release(release)).await,
+            };
+            match reply {
+                Ok(reply) => return Some(reply),
+                Err(error) if error.retry() == Retry::Never => return None,
+                Err(_) => {}
+            }
+        }
+        None
+    }
+}
+
+/// What is still to be told to a store that gave no answer.
+enum Late {
+    Complete(Completion),
+    Release(Release),
+}

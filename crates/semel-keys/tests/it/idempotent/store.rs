@@ -1,0 +1,163 @@
+//! The store is cut at claim, at renewal, at completion.
+
+use semel_core::{RetryPolicy, Token};
+use semel_keys::{Failed, NotRun, Outage, Outcome, RunConfig};
+use semel_testkit::faulty::Fault;
+
+use super::{Runs, World};
+use crate::support::key;
+
+fn quick(config: &mut RunConfig) {
+    config.completion_retry.initial_ms = 1;
+}
+
+async fn run(world: &World, runs: &Runs, key: &semel_core::Key) -> Result<semel_keys::Ran, NotRun> {
+    let runs = runs.clone();
+    let call = world.once.run(key, "input", move |_| async move {
+        Ok::<_, Failed>(format!("run {}", runs.next()))
+    });
+    call.await
+}
+
+#[tokio::test]
+async fn down_at_the_claim_runs_nothing() {
+    let (world, runs, key) = (World::new(), Runs::default(), key());
+    world.store.fail("claim", Fault::Down, 1);
+    let error = run(&world, &runs, &key).await.unwrap_err();
+    assert!(error.to_string().contains("nothing was run"), "{error}");
+    assert_eq!((error.code(), runs.count()), ("SEM0104", 0));
+    assert_eq!(
+        world.store.calls("release"),
+        0,
+        "it is certain that the claim never arrived"
+    );
+    assert!(!run(&world, &runs, &key).await.unwrap().replayed);
+}
+
+#[tokio::test]
+async fn down_at_the_claim_under_open_runs_and_says_so() {
+    let world = World::with(|config| config.outage = Outage::Open);
+    let key = key();
+    world.store.fail("claim", Fault::Down, 1);
+    let ran = world
+        .once
+        .run(&key, "input", |run| async move { Ok(format!("{:?}", run.token)) });
+    let ran = ran.await.unwrap();
+    assert_eq!(
+        ran.outcome,
+        Outcome::Succeeded(format!("{:?}", None::<Token>).into())
+    );
+    assert!(ran.unguarded && ran.source.is_some() && ran.retained_until.is_none());
+    assert_eq!(world.once.unguarded(), 1);
+    assert!(!run(&world, &Runs::default(), &key).await.unwrap().unguarded);
+}
+
+/// Rule K3: the same nonce gets the same token.
+#[tokio::test]
+async fn a_claim_whose_reply_is_lost_is_asked_again_and_runs_once() {
+    let (world, runs, key) = (World::new(), Runs::default(), key());
+    world.store.fail("claim", Fault::ReplyLost, 1);
+    assert_eq!(
+        run(&world, &runs, &key).await.unwrap().outcome,
+        Outcome::Succeeded("run 1".into())
+    );
+    assert_eq!((world.store.calls("claim"), runs.count()), (2, 1));
+}
+
+/// Rule K4: it arrived and the reply never came; without a withdrawal the key would end unknown.
+#[tokio::test]
+async fn a_claim_that_is_never_answered_is_taken_back() {
+    let world = World::with(|config| {
+        config.store_ms_max = 100;
+        quick(config);
+    });
+    let (runs, key) = (Runs::default(), key());
+    world.store.fail("claim", Fault::Silent, 1);
+    let error = run(&world, &runs, &key).await.unwrap_err();
+    assert!(error.to_string().contains("store_ms_max = 100"), "{error}");
+    world.once.drain().await;
+    world.lease_ends();
+    assert_eq!(
+        run(&world, &runs, &key).await.unwrap().outcome,
+        Outcome::Succeeded("run 1".into())
+    );
+}
+
+#[tokio::test]
+async fn down_at_the_renewal_stops_nothing_under_hold() {
+    let world = World::with(|config| config.lease_ms = 60);
+    let key = key();
+    world.store.fail("extend", Fault::Down, 3);
+    let store = world.store.clone();
+    let ran = world.once.run(&key, "input", move |_| async move {
+        store.called("extend", 5).await;
+        Ok("done")
+    });
+    assert_eq!(ran.await.unwrap().outcome, Outcome::Succeeded("done".into()));
+}
+
+/// The effect exists: its outcome is told, and stored behind it.
+#[tokio::test]
+async fn down_at_the_completion_tells_the_outcome_and_stores_it_later() {
+    let (world, runs, key) = (World::with(quick), Runs::default(), key());
+    world.store.fail("complete", Fault::Down, 3);
+    let ran = run(&world, &runs, &key).await.unwrap();
+    assert_eq!(
+        (ran.outcome, ran.retained_until),
+        (Outcome::Succeeded("run 1".into()), None)
+    );
+    assert!(ran.source.is_some());
+    world.once.drain().await;
+    let again = run(&world, &runs, &key).await.unwrap();
+    assert_eq!(
+        (again.outcome, again.replayed),
+        (Outcome::Succeeded("run 1".into()), true)
+    );
+    assert_eq!((world.store.calls("complete"), runs.count()), (4, 1));
+}
+
+/// Rule K2.
+#[tokio::test]
+async fn a_completion_whose_reply_is_lost_is_recognised() {
+    let (world, runs, key) = (World::with(quick), Runs::default(), key());
+    world.store.fail("complete", Fault::ReplyLost, 1);
+    run(&world, &runs, &key).await.unwrap();
+    world.once.drain().await;
+    assert_eq!(world.store.calls("complete"), 2);
+    assert!(run(&world, &runs, &key).await.unwrap().replayed);
+}
+
+#[tokio::test]
+async fn down_for_good_after_the_effect_ends_unknown_and_is_not_run_again() {
+    let world = World::with(|config| {
+        config.completion_retry = RetryPolicy {
+            initial_ms: 1,
+            attempts_max: 3,
+            ..RetryPolicy::default()
+        };
+    });
+    let (runs, key) = (Runs::default(), key());
+    world.store.fail("complete", Fault::Down, u32::MAX);
+    run(&world, &runs, &key).await.unwrap();
+    world.once.drain().await;
+    world.lease_ends();
+    assert_eq!(run(&world, &runs, &key).await.unwrap().outcome, Outcome::Unknown);
+    assert_eq!(runs.count(), 1);
+}
+
+#[tokio::test]
+async fn a_key_that_cannot_be_given_back_is_given_back_later() {
+    let (world, key) = (World::with(quick), key());
+    world.store.fail("release", Fault::Down, 2);
+    let ran = world.once.run(&key, "input", |_| async {
+        Err::<&str, _>(Failed::released("not now"))
+    });
+    ran.await.unwrap();
+    world.once.drain().await;
+    let again = world
+        .once
+        .run(&key, "input", |_| async { Ok("now") })
+        .await
+        .unwrap();
+    assert_eq!(again.outcome, Outcome::Succeeded("now".into()));
+}
