@@ -37,7 +37,7 @@ pub(crate) async fn check(configs: &[StoreConfig], findings: &mut Vec<Finding>) 
         match durability(&part, &store).await {
             Ok(found) => findings.extend(found),
             Err(error) => findings.push(Finding::bad(
-                part,
+                &part,
                 "durability",
                 format!("the settings cannot be read: {error}"),
                 "grant the role the right to read them",
