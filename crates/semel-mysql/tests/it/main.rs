@@ -1,1 +1,6 @@
-//! Semel on MariaDB and MySQL.
+//! The one integration test binary of this crate.
+#![allow(clippy::unwrap_used, reason = "a panic here is a failed test")]
+
+mod keys;
+mod schema;
+mod server;

@@ -8,10 +8,12 @@
 mod guard;
 mod kafka;
 mod kafka_wire;
+mod mariadb;
 mod postgres;
 mod redis;
 
 pub use guard::{Guard, free_port};
 pub use kafka::{KafkaServer, kafka};
+pub use mariadb::{MariadbServer, mariadb};
 pub use postgres::{PostgresServer, postgres};
 pub use redis::{RedisCluster, RedisServer, redis};

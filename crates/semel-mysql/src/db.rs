@@ -1,0 +1,180 @@
+//! The pools.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use semel_core::{ErrorKind, StoreError, Timestamp};
+use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool, MySqlPoolOptions};
+use sqlx::{ConnectOptions as _, Connection as _, MySql as Driver, Transaction};
+
+use crate::config::{Config, LOCK_WAIT_MAX};
+use crate::error::{NO_SAVEPOINT, classify, commit_failed, lost, number};
+use crate::server::ServerSettings;
+
+/// What every session of ours sets for itself: rows are never cut to fit, times are in UTC, and each statement sees what
+/// is committed.
+const SESSION: &str = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION',
+  time_zone = '+00:00', autocommit = 1;
+SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
+
+/// Set at the begin of a transaction. After a deadlock, or when somebody ended it, the server does not know it any more.
+const MARK: &str = "SAVEPOINT semel";
+pub(crate) const CHECK_MARK: &str = "RELEASE SAVEPOINT semel";
+
+/// A MariaDB or MySQL database. Cheap to clone; all clones share their connections.
+#[derive(Clone)]
+pub struct Mysql {
+    pub(crate) pool: MySqlPool,
+    /// For Semel's own statements about keys. Of their own, so that an owner's `extend` or `complete` never waits behind
+    /// transactions that use up the pool, waiting for that very owner perhaps (rule K6).
+    pub(crate) own: MySqlPool,
+    pub(crate) lock_wait: Duration,
+    /// Bytes of a statement at most.
+    pub(crate) packet_bytes: usize,
+    pub(crate) durable: bool,
+}
+
+impl std::fmt::Debug for Mysql {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mysql").finish_non_exhaustive()
+    }
+}
+
+impl Mysql {
+    /// Connects once, to know that the server is there and keeps what it acknowledges.
+    ///
+    /// # Errors
+    /// `Invalid` for a URL that cannot be read, and for a server whose settings do not do ([`ServerSettings::faults`]);
+    /// `Unavailable` when the server cannot be reached.
+    pub async fn connect(config: Config) -> Result<Self, StoreError> {
+        let options = options(&config)?;
+        let settings = read_settings(&options, &config).await?;
+        settings.demand(config.accept_lossy_server)?;
+        let pool = |connections_max| {
+            MySqlPoolOptions::new()
+                .max_connections(connections_max)
+                .acquire_timeout(config.acquire_timeout)
+                .after_connect(|connection, _| {
+                    Box::pin(async move {
+                        sqlx::raw_sql(SESSION).execute(&mut *connection).await?;
+                        Ok(())
+                    })
+                })
+        };
+        Ok(Self {
+            pool: pool(config.connections_max).connect_lazy_with(options.clone()),
+            // No ping before each use: a statement that finds its connection broken is sent again (`Mysql::ask`).
+            own: pool(config.key_connections_max)
+                .test_before_acquire(false)
+                .connect_lazy_with(options),
+            lock_wait: config.lock_wait.clamp(Duration::from_secs(1), LOCK_WAIT_MAX),
+            packet_bytes: usize::try_from(settings.packet_bytes).unwrap_or(usize::MAX),
+            durable: settings.is_durable(),
+        })
+    }
+
+    /// Connects once and reads what matters of the server's settings, without demanding anything of them.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub async fn settings(config: &Config) -> Result<ServerSettings, StoreError> {
+        read_settings(&options(config)?, config).await
+    }
+
+    /// The pool, for your own statements. Its sessions are strict, in UTC and at READ COMMITTED.
+    #[must_use]
+    pub const fn pool(&self) -> &MySqlPool {
+        &self.pool
+    }
+
+    /// Begins a transaction for your own statements and Semel's together: see [`crate::tx`].
+    ///
+    /// # Errors
+    /// No connection within the time allowed.
+    pub async fn begin(&self) -> Result<Transaction<'static, Driver>, StoreError> {
+        let failed = |error| classify("begin", error);
+        let mut tx = self.pool.begin().await.map_err(failed)?;
+        sqlx::raw_sql(MARK).execute(&mut *tx).await.map_err(failed)?;
+        Ok(tx)
+    }
+
+    /// Commits a transaction of [`begin`](Self::begin), and says so only when the server did.
+    ///
+    /// After a deadlock the server has undone the transaction and runs every further statement outside of any; COMMIT
+    /// then succeeds and commits nothing (rule K6). So it is first asked whether this is still the same transaction.
+    ///
+    /// # Errors
+    /// `ReplyLost` when it cannot be told whether the commit is durable, and when the transaction had ended before;
+    /// `NotApplied` or `Constraint` when it is certain that it is not.
+    pub async fn commit(&self, mut tx: Transaction<'static, Driver>) -> Result<(), StoreError> {
+        still_there(&mut tx, CHECK_MARK).await?;
+        tx.commit().await.map_err(|error| commit_failed("commit", error))
+    }
+
+    /// The server's clock.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub async fn now(&self) -> Result<Timestamp, StoreError> {
+        let micros: i64 = sqlx::query_scalar("SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))")
+            .fetch_one(&self.pool)
+            .await
+            .map_err(|error| classify("now", error))?;
+        Ok(Timestamp(micros))
+    }
+
+    /// Closes all connections; later calls fail.
+    pub async fn close(&self) {
+        self.own.close().await;
+        self.pool.close().await;
+    }
+}
+
+/// Runs `statements` that end with the check of the transaction's mark, in the transaction.
+pub(crate) async fn still_there(
+    tx: &mut Transaction<'_, Driver>,
+    statements: &str,
+) -> Result<(), StoreError> {
+    // Made here, of hexadecimal digits and nothing else that came from outside.
+    let statements = sqlx::raw_sql(sqlx::AssertSqlSafe(statements.to_owned()));
+    match statements.execute(&mut **tx).await {
+        Ok(_) => Ok(()),
+        Err(error) if number(&error) == Some(NO_SAVEPOINT) => {
+            let text = "the transaction had ended before its commit: after a deadlock whose error was swallowed, or by a \
+                        statement that commits by itself. Statements after that were committed one by one; do not \
+                        swallow errors";
+            Err(lost("commit", text, error))
+        }
+        Err(error) => Err(classify("commit", error)),
+    }
+}
+
+fn options(config: &Config) -> Result<MySqlConnectOptions, StoreError> {
+    // The driver would take any scheme.
+    let scheme = config.url.split(':').next().unwrap_or_default();
+    let known = matches!(scheme, "mysql" | "mariadb");
+    let options = MySqlConnectOptions::from_str(&config.url);
+    let options = options.ok().filter(|_| known).ok_or_else(|| {
+        let text = "the URL is not of the form mysql://user:password@host:port/database";
+        StoreError::new(ErrorKind::Invalid, "connect", text)
+    })?;
+    // `||` stays what it is in this server; our session sets the rest.
+    Ok(options.pipes_as_concat(false).statement_cache_capacity(100))
+}
+
+/// One connection by hand: the pool would try until its time-out and then hide why it was refused.
+async fn read_settings(
+    options: &MySqlConnectOptions,
+    config: &Config,
+) -> Result<ServerSettings, StoreError> {
+    let failed = |error| classify("connect", error);
+    let first = tokio::time::timeout(config.acquire_timeout, async {
+        let mut first: MySqlConnection = options.connect().await.map_err(failed)?;
+        sqlx::raw_sql(SESSION).execute(&mut first).await.map_err(failed)?;
+        let settings = ServerSettings::read(&mut first).await?;
+        // What was asked is known; a farewell that fails changes nothing.
+        let _ = first.close().await;
+        Ok(settings)
+    });
+    first.await.map_err(|_| failed(sqlx::Error::PoolTimedOut))?
+}

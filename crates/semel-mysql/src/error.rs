@@ -1,0 +1,127 @@
+//! From the server's error numbers to what a caller may do next, in one place.
+
+use semel_core::{ErrorKind, StoreError};
+use sqlx::mysql::MySqlDatabaseError;
+
+/// A lock was waited for too long; the statement is undone, the transaction goes on.
+pub(crate) const LOCK_WAIT_TIMEOUT: u16 = 1205;
+/// The whole transaction is undone.
+pub(crate) const DEADLOCK: u16 = 1213;
+/// The key is there already.
+pub(crate) const DUPLICATE: u16 = 1062;
+/// NULL for a NOT NULL column: how our own statements say that what they were decided on has changed.
+pub(crate) const BAD_NULL: u16 = 1048;
+/// No such savepoint.
+pub(crate) const NO_SAVEPOINT: u16 = 1305;
+
+/// The server's error number; `None` when the error is not the server's.
+pub(crate) fn number(error: &sqlx::Error) -> Option<u16> {
+    let error = error.as_database_error()?;
+    Some(error.try_downcast_ref::<MySqlDatabaseError>()?.number())
+}
+
+/// The kind of a failed statement or connection outside of a commit: nothing of the transaction is durable.
+#[must_use]
+pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
+    let (kind, message) = match number(&error) {
+        // Deadlock, lock wait, changed under a snapshot (MariaDB 11), interrupted, over a time limit.
+        Some(DEADLOCK | LOCK_WAIT_TIMEOUT | 1020 | 1317 | 1969 | 3024) => (
+            ErrorKind::NotApplied,
+            "another transaction was in the way; repeat the whole transaction",
+        ),
+        Some(1021 | 1037 | 1038 | 1041 | 1114) => (
+            ErrorKind::NotApplied,
+            "the server is out of disk or memory; nothing was written",
+        ),
+        Some(1040 | 1203 | 1226) => (
+            ErrorKind::Unavailable,
+            "the server takes no more connections; raise max_connections or lower connections_max",
+        ),
+        Some(1053 | 1079 | 1927 | 3169) => (ErrorKind::Unavailable, "the server shuts down or ended the connection"),
+        Some(1290 | 1836) => (
+            ErrorKind::Unavailable,
+            "this is a replica or read-only server (read_only=1); connect to the primary",
+        ),
+        Some(1792) => (
+            ErrorKind::Invalid,
+            "an earlier statement lost this transaction, so it takes no more writes; roll back and repeat the whole",
+        ),
+        Some(1146 | 1054 | NO_SAVEPOINT) => (
+            ErrorKind::Schema,
+            "Semel's tables are missing or old; run `semel migrate` or Mysql::migrate",
+        ),
+        Some(1046) => (
+            ErrorKind::Invalid,
+            "the URL names no database; add it: mysql://user@host/database",
+        ),
+        Some(1044 | 1045 | 1049 | 1698 | 1130) => (
+            ErrorKind::Invalid,
+            "the server refuses this user, password or database; check the URL",
+        ),
+        Some(1142 | 1143 | 1227 | 1370) => (
+            ErrorKind::Invalid,
+            "the user lacks a right; grant it SELECT, INSERT, UPDATE, DELETE on Semel's tables, and CREATE, ALTER, \
+             INDEX for `semel migrate`",
+        ),
+        Some(1153) => (
+            ErrorKind::LimitExceeded,
+            "a statement is larger than the server's max_allowed_packet; raise it",
+        ),
+        Some(1665 | 1666 | 1668) => (
+            ErrorKind::Invalid,
+            "the server's binlog_format is STATEMENT, which READ COMMITTED cannot be written to; set it to ROW or MIXED",
+        ),
+        Some(DUPLICATE | BAD_NULL | 1216 | 1217 | 1364 | 1406 | 1451 | 1452 | 1586 | 3819 | 4025) => {
+            (ErrorKind::Constraint, "a constraint refused the row")
+        }
+        Some(_) => (ErrorKind::Invalid, "the server refused the statement"),
+        None => match &error {
+            sqlx::Error::Io(io) if io.kind() == std::io::ErrorKind::ConnectionRefused => (
+                ErrorKind::Unavailable,
+                "the server refuses connections; is it running, and is the port right?",
+            ),
+            sqlx::Error::PoolTimedOut => (
+                ErrorKind::Unavailable,
+                "no connection within acquire_timeout; is the server up, is the pool too small?",
+            ),
+            _ => (
+                ErrorKind::NotApplied,
+                "the connection broke; nothing was committed",
+            ),
+        },
+    };
+    StoreError::new(kind, operation, message).with_source(error)
+}
+
+/// Whether the server's answer leaves open if a statement or commit that ended with it is durable: it was killed or
+/// shut down in the middle, perhaps of the commit itself.
+const fn ended_in_the_middle(number: u16) -> bool {
+    // Shutdown, error during commit, interrupted, packets lost, connection killed, commit hooks of replication.
+    matches!(number, 1053 | 1079 | 1105 | 1152..=1161 | 1180 | 1184 | 1317 | 1927 | 3100 | 3101 | 3169)
+}
+
+/// The kind of a failed statement that is a transaction of its own. The server's refusal proves that nothing was done;
+/// a connection that broke while it ran proves nothing: the statement may have been committed.
+#[must_use]
+pub fn autocommit_failed(operation: &'static str, error: sqlx::Error) -> StoreError {
+    match number(&error) {
+        // 1153 is said before the statement is run.
+        Some(1153) => classify(operation, error),
+        Some(number) if !ended_in_the_middle(number) => classify(operation, error),
+        _ => lost(operation, "the connection broke before the answer came: it may have been done", error),
+    }
+}
+
+/// The kind of a failed commit: only a deadlock or a constraint proves a rollback; all else is unknown.
+#[must_use]
+pub fn commit_failed(operation: &'static str, error: sqlx::Error) -> StoreError {
+    match number(&error) {
+        // A cluster's certification says "deadlock" at the commit.
+        Some(DEADLOCK | DUPLICATE | 1451 | 1452) => classify(operation, error),
+        _ => lost(operation, "the commit's answer is missing: look before repeating", error),
+    }
+}
+
+pub(crate) fn lost(operation: &'static str, message: &'static str, error: sqlx::Error) -> StoreError {
+    StoreError::new(ErrorKind::ReplyLost, operation, message).with_source(error)
+}

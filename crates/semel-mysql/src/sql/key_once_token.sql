@@ -1,0 +1,2 @@
+-- ? and ? token, ? key, ? nonce.
+UPDATE semel_key SET token = ?, token_last = ? WHERE key_bytes = ? AND nonce = ?

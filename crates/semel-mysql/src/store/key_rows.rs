@@ -1,0 +1,326 @@
+//! Rows of `semel_key`: how they are asked for, read and written.
+//!
+//! Statements are text with every value as hexadecimal digits or a number: batches of any size then need no statement
+//! to be prepared for that size, and nothing a caller sends is ever part of the text (decision 0012).
+
+use std::collections::HashMap;
+
+use semel_core::claim::Record;
+use semel_core::claim::row::Row;
+use semel_core::host::random_16;
+use semel_core::{ErrorKind, Key, StoreError, Timestamp};
+use sqlx::mysql::MySqlRow;
+use sqlx::{Error, Row as _};
+
+use crate::error::classify;
+
+/// The server's time in microseconds, for sessions of ours: they are in UTC. Not `NOW`, which is when the statement
+/// began.
+pub(crate) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))";
+
+/// Everything that [`Stored::read`] reads.
+pub(crate) const COLUMNS: &str = "key_bytes, state, fingerprint, token, nonce, hold, extended, attempt, until_us, \
+     outcome_code, outcome, digest, tombstone_us, withdrawn, withdrawn_us, token_last, version";
+
+/// The columns that may be null, in the order of [`literals`].
+const OPTIONAL: [&str; 14] = [
+    "fingerprint",
+    "token",
+    "nonce",
+    "hold",
+    "extended",
+    "attempt",
+    "until_us",
+    "outcome_code",
+    "outcome",
+    "digest",
+    "tombstone_us",
+    "withdrawn",
+    "withdrawn_us",
+    "due_us",
+];
+
+/// A row that is there is replaced whole, but only the version that the decision was made on; else the statement fails
+/// as a whole, because the state may not be null.
+const REPLACE: &str = " ON DUPLICATE KEY UPDATE \
+     state = IF(version = VALUES(replaces), VALUES(state), NULL), fingerprint = VALUES(fingerprint), \
+     token = VALUES(token), nonce = VALUES(nonce), hold = VALUES(hold), extended = VALUES(extended), \
+     attempt = VALUES(attempt), until_us = VALUES(until_us), outcome_code = VALUES(outcome_code), \
+     outcome = VALUES(outcome), digest = VALUES(digest), tombstone_us = VALUES(tombstone_us), \
+     withdrawn = VALUES(withdrawn), withdrawn_us = VALUES(withdrawn_us), due_us = VALUES(due_us), \
+     token_last = VALUES(token_last), version = VALUES(version), replaces = VALUES(replaces)";
+
+/// A row as it is stored.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    /// The record, or why it cannot be read.
+    pub(crate) record: Result<Record, StoreError>,
+    /// The largest token it has had.
+    pub(crate) token_last: i64,
+    /// New with each write.
+    pub(crate) version: i64,
+}
+
+/// What one look shows.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    /// The rows that are there.
+    pub(crate) rows: HashMap<Key, Stored>,
+    /// The server's time.
+    pub(crate) now: Timestamp,
+    /// No removed row had a larger token.
+    pub(crate) floor: i64,
+}
+
+/// A record to be written.
+#[derive(Debug)]
+pub(crate) struct Change {
+    pub(crate) key: Key,
+    pub(crate) record: Record,
+    pub(crate) token_last: i64,
+    /// The version it was decided on; 0 where no row was there.
+    pub(crate) replaces: i64,
+}
+
+/// Asks for these keys' rows, locking nothing; then for the time and the floor of tokens. In this order: a row that was
+/// removed before the first look is below the floor of the second.
+pub(crate) fn look(keys: &[&Key]) -> String {
+    let mut sql = String::with_capacity(512 + keys.len() * 128);
+    if !keys.is_empty() {
+        sql.push_str("SELECT ");
+        sql.push_str(COLUMNS);
+        // With many values some servers guess from statistics that reading the whole table were quicker.
+        sql.push_str(" FROM semel_key FORCE INDEX (PRIMARY) WHERE key_bytes IN (");
+        for (n, key) in keys.iter().enumerate() {
+            sql.push_str(if n == 0 { "x'" } else { ",x'" });
+            push_hex(&mut sql, &key.to_bytes());
+            sql.push('\'');
+        }
+        sql.push_str(");");
+    }
+    sql.push_str("SELECT ");
+    sql.push_str(NOW);
+    sql.push_str(" AS now_us, token AS floor FROM semel_token WHERE one = 1");
+    sql
+}
+
+/// Reads the answer to [`look`].
+pub(crate) fn read_look(rows: &[MySqlRow], operation: &'static str) -> Result<Seen, StoreError> {
+    let failed = |error| classify(operation, error);
+    let Some((last, rows)) = rows
+        .split_last()
+        .filter(|(last, _)| last.try_column("now_us").is_ok())
+    else {
+        let text = "the table semel_token has lost its row; run `semel migrate`";
+        return Err(StoreError::new(ErrorKind::Schema, operation, text));
+    };
+    let rows: Result<_, StoreError> = rows.iter().map(|row| Stored::read(row, operation)).collect();
+    Ok(Seen {
+        rows: rows?,
+        now: Timestamp(last.try_get_unchecked("now_us").map_err(failed)?),
+        floor: last.try_get_unchecked("floor").map_err(failed)?,
+    })
+}
+
+impl Stored {
+    /// Reads a row of [`COLUMNS`].
+    pub(crate) fn read(row: &MySqlRow, operation: &'static str) -> Result<(Key, Self), StoreError> {
+        let failed = |error| classify(operation, error);
+        let bytes: &[u8] = row.try_get_unchecked("key_bytes").map_err(failed)?;
+        let key = Key::from_bytes(bytes).ok_or_else(|| {
+            let text = "a row's key is none: the table semel_key was written by something else";
+            StoreError::new(ErrorKind::Corrupt, operation, text)
+        })?;
+        let stored = Self {
+            record: columns(row).map_err(failed)?.try_into(),
+            token_last: row.try_get_unchecked("token_last").map_err(failed)?,
+            version: row.try_get_unchecked("version").map_err(failed)?,
+        };
+        Ok((key, stored))
+    }
+}
+
+fn columns(row: &MySqlRow) -> Result<Row, Error> {
+    let bytes = |column| row.try_get_unchecked::<Option<Vec<u8>>, _>(column);
+    let number = |column| row.try_get_unchecked::<Option<i64>, _>(column);
+    let text = |column| {
+        let bytes = bytes(column)?;
+        Ok::<_, Error>(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    };
+    let flag = |column| Ok::<_, Error>(row.try_get_unchecked::<Option<i8>, _>(column)?.map(|it| it != 0));
+    Ok(Row {
+        state: text("state")?.unwrap_or_default(),
+        fingerprint: bytes("fingerprint")?,
+        token: number("token")?,
+        nonce: bytes("nonce")?,
+        hold: flag("hold")?,
+        extended: flag("extended")?,
+        attempt: row.try_get_unchecked("attempt")?,
+        until: number("until_us")?,
+        outcome_code: text("outcome_code")?,
+        outcome: bytes("outcome")?,
+        digest: bytes("digest")?,
+        tombstone_until: number("tombstone_us")?,
+        withdrawn: bytes("withdrawn")?,
+        withdrawn_until: number("withdrawn_us")?,
+        due_at: None,
+    })
+}
+
+/// A value as text.
+enum Literal<'a> {
+    Null,
+    Number(i64),
+    Bytes(&'a [u8]),
+}
+
+fn literals(row: &Row) -> [Literal<'_>; 14] {
+    fn bytes<B: AsRef<[u8]>>(value: &Option<B>) -> Literal<'_> {
+        value.as_ref().map_or(Literal::Null, |it| Literal::Bytes(it.as_ref()))
+    }
+    fn number<N: Copy + Into<i64>>(value: Option<N>) -> Literal<'static> {
+        value.map_or(Literal::Null, |it| Literal::Number(it.into()))
+    }
+    [
+        bytes(&row.fingerprint),
+        number(row.token),
+        bytes(&row.nonce),
+        number(row.hold),
+        number(row.extended),
+        number(row.attempt),
+        number(row.until),
+        bytes(&row.outcome_code),
+        bytes(&row.outcome),
+        bytes(&row.digest),
+        number(row.tombstone_until),
+        bytes(&row.withdrawn),
+        number(row.withdrawn_until),
+        number(row.due_at),
+    ]
+}
+
+/// How many bytes of text a change takes at most, about.
+pub(crate) fn text_bytes(change: &Change) -> usize {
+    1_500 + 2 * usize::try_from(change.record.outcome_bytes()).unwrap_or(usize::MAX / 4)
+}
+
+/// Writes these records in one statement, sorted by key, no key twice: all of them or none. None when one of the rows is
+/// not the version any more that was decided on (error 1048), or after `deadline` by the server's clock.
+pub(crate) fn write(changes: &[Change], version: i64, deadline: Timestamp) -> String {
+    let rows: Vec<Row> = changes.iter().map(|change| Row::from(&change.record)).collect();
+    let mut used = [false; OPTIONAL.len()];
+    for row in &rows {
+        for (used, literal) in used.iter_mut().zip(literals(row)) {
+            *used |= !matches!(literal, Literal::Null);
+        }
+    }
+    let mut sql = String::with_capacity(1_024 + changes.iter().map(text_bytes).sum::<usize>() / 2);
+    sql.push_str("INSERT INTO semel_key (key_bytes, state, token_last, version, replaces");
+    for (name, _) in OPTIONAL.iter().zip(used).filter(|(_, used)| *used) {
+        sql.push_str(", ");
+        sql.push_str(name);
+    }
+    sql.push_str(") VALUES ");
+    for (n, (change, row)) in changes.iter().zip(&rows).enumerate() {
+        sql.push_str(if n == 0 { "(" } else { ",(" });
+        push(&mut sql, &Literal::Bytes(&change.key.to_bytes()));
+        sql.push_str(",IF(");
+        sql.push_str(NOW);
+        sql.push('<');
+        push(&mut sql, &Literal::Number(deadline.0));
+        // One of five words.
+        sql.push_str(",'");
+        sql.push_str(&row.state);
+        sql.push_str("',NULL)");
+        let always = [change.token_last, version, change.replaces].map(Literal::Number);
+        let sometimes = literals(row).into_iter().zip(used).filter(|(_, used)| *used);
+        for literal in always.into_iter().chain(sometimes.map(|(literal, _)| literal)) {
+            sql.push(',');
+            push(&mut sql, &literal);
+        }
+        sql.push(')');
+    }
+    sql.push_str(REPLACE);
+    sql
+}
+
+/// A version: a random number, not 0.
+pub(crate) fn version() -> i64 {
+    let [a, b, c, d, e, f, g, h, ..] = random_16();
+    i64::from_be_bytes([a, b, c, d, e, f, g, h]) | 1
+}
+
+/// Removes these rows.
+pub(crate) fn remove(keys: &[Key]) -> String {
+    let mut sql = String::from("DELETE FROM semel_key WHERE key_bytes IN (");
+    for (n, key) in keys.iter().enumerate() {
+        if n > 0 {
+            sql.push(',');
+        }
+        push(&mut sql, &Literal::Bytes(&key.to_bytes()));
+    }
+    sql.push(')');
+    sql
+}
+
+fn push(sql: &mut String, literal: &Literal<'_>) {
+    match literal {
+        Literal::Null => sql.push_str("NULL"),
+        Literal::Number(number) => {
+            use std::fmt::Write as _;
+            // Writing to a String cannot fail.
+            let _ = write!(sql, "{number}");
+        }
+        Literal::Bytes(bytes) => {
+            sql.push_str("x'");
+            push_hex(sql, bytes);
+            sql.push('\'');
+        }
+    }
+}
+
+pub(crate) fn push_hex(sql: &mut String, bytes: &[u8]) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    sql.reserve(bytes.len() * 2);
+    for byte in bytes {
+        sql.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        sql.push(char::from(DIGITS[usize::from(byte & 15)]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use semel_core::claim::{Lease, Nonce, OwnerLost, State, Token, Withdrawn};
+    use semel_core::{Fingerprint, Scope};
+
+    use super::*;
+
+    #[test]
+    fn nothing_a_caller_sends_is_part_of_the_text() {
+        let key = Key::new(Scope::new("s'); DROP TABLE x; --").unwrap(), "\\'\"\0`").unwrap();
+        let record = Record {
+            fingerprint: Some(Fingerprint::of(b"x")),
+            state: State::Claimed {
+                lease: Lease {
+                    token: Token(7),
+                    nonce: Nonce([0x27; 16]),
+                },
+                owner_lost: OwnerLost::Hold,
+                until: Timestamp(9),
+                extended: false,
+                attempt: 1,
+            },
+            withdrawn: Withdrawn::default(),
+        };
+        let change = Change {
+            key: key.clone(),
+            record,
+            token_last: 7,
+            replaces: 0,
+        };
+        for sql in [look(&[&key]), write(&[change], -5, Timestamp(9)), remove(&[key])] {
+            assert!(!sql.contains("DROP"), "{sql}");
+            assert!(sql.contains(&semel_core::key::hex(b"DROP TABLE")), "{sql}");
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! What runs inside your own transaction: marks that commit with your rows, or not at all.
+//!
+//! Begin with [`Mysql::begin`](crate::Mysql::begin) and commit with [`Mysql::commit`](crate::Mysql::commit), or use
+//! [`transact`]: these notice when the server has undone the transaction meanwhile. (Outbox, inbox and barrier are not
+//! built for these servers yet.)
+
+mod keys;
+mod transact;
+
+pub use keys::{Once, OnceOptions, Pending, once};
+pub use transact::{REPEAT, TxError, TxFuture, transact};
