@@ -152,7 +152,7 @@ pub(crate) async fn still_there(
 fn options(config: &Config) -> Result<MySqlConnectOptions, StoreError> {
     // The driver would take any scheme.
     let scheme = config.url.split(':').next().unwrap_or_default();
-    let known = matches!(scheme, "mysql" | "mariadb");
+    let known = matches!(scheme, "mysql" | "mariadb") && config.url.contains("://");
     let options = MySqlConnectOptions::from_str(&config.url);
     let options = options.ok().filter(|_| known).ok_or_else(|| {
         let text = "the URL is not of the form mysql://user:password@host:port/database";

@@ -50,6 +50,9 @@ const REPLACE: &str = " ON DUPLICATE KEY UPDATE \
      withdrawn = VALUES(withdrawn), withdrawn_us = VALUES(withdrawn_us), due_us = VALUES(due_us), \
      token_last = VALUES(token_last), version = VALUES(version), replaces = VALUES(replaces)";
 
+/// Values in one list: MariaDB makes a table of a longer one, and reads ours from end to end to join them.
+const IN_MAX: usize = 500;
+
 /// A row as it is stored.
 #[derive(Debug)]
 pub(crate) struct Stored {
@@ -86,7 +89,7 @@ pub(crate) struct Change {
 /// removed before the first look is below the floor of the second.
 pub(crate) fn look(keys: &[&Key]) -> String {
     let mut sql = String::with_capacity(512 + keys.len() * 128);
-    if !keys.is_empty() {
+    for keys in keys.chunks(IN_MAX) {
         sql.push_str("SELECT ");
         sql.push_str(COLUMNS);
         // With many values some servers guess from statistics that reading the whole table were quicker.
@@ -252,14 +255,20 @@ pub(crate) fn version() -> i64 {
 
 /// Removes these rows.
 pub(crate) fn remove(keys: &[Key]) -> String {
-    let mut sql = String::from("DELETE FROM semel_key WHERE key_bytes IN (");
-    for (n, key) in keys.iter().enumerate() {
-        if n > 0 {
-            sql.push(',');
+    let mut sql = String::new();
+    for keys in keys.chunks(IN_MAX) {
+        if !sql.is_empty() {
+            sql.push(';');
         }
-        push(&mut sql, &Literal::Bytes(&key.to_bytes()));
+        sql.push_str("DELETE FROM semel_key WHERE key_bytes IN (");
+        for (n, key) in keys.iter().enumerate() {
+            if n > 0 {
+                sql.push(',');
+            }
+            push(&mut sql, &Literal::Bytes(&key.to_bytes()));
+        }
+        sql.push(')');
     }
-    sql.push(')');
     sql
 }
 

@@ -228,13 +228,15 @@ async fn tokens_of_transactions_and_of_claims_grow_together() {
 async fn complete_in_another_transaction_is_refused() {
     let (_lent, db) = shop().await;
     let key = request().key;
-    let (mut one, mut two) = (db.begin().await.unwrap(), db.begin().await.unwrap());
+    let mut one = db.begin().await.unwrap();
     let Once::First(pending) = ask(&mut one, &key).await.unwrap() else {
         panic!("not the first")
     };
+    one.rollback().await.unwrap();
+    let mut two = db.begin().await.unwrap();
     let error = pending.complete(&mut two, succeeded("lost")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
-    let mut one = one;
+    let mut one = two;
     let keep = Keep {
         retention_ms: 0,
         ..KEEP

@@ -14,6 +14,9 @@ use sqlx::{MySql as Driver, Transaction};
 
 use super::{Lent, at_port, port, request, until_someone_waits};
 
+/// The statement as it goes over the wire; sessions begin with one that has the word in it, too.
+const COMMIT: &[u8] = b"\x03COMMIT";
+
 async fn shop(db: &Mysql) {
     let table = "CREATE TABLE IF NOT EXISTS paid (id VARBINARY(255)) ENGINE = InnoDB; DELETE FROM paid";
     sqlx::raw_sql(table).execute(db.pool()).await.unwrap();
@@ -91,7 +94,7 @@ async fn lost_commit_reply_is_looked_up() {
     let (proxy, db) = behind_proxy(&lent).await;
     let key = request().key;
     let runs = AtomicU32::new(0);
-    proxy.drop_reply_to(b"COMMIT");
+    proxy.drop_reply_to(COMMIT);
     let (ran, paying) = (&runs, &key);
     transact(&db, |tx| {
         Box::pin(async move {
@@ -113,7 +116,7 @@ async fn commit_that_never_arrived_is_repeated() {
     let (proxy, db) = behind_proxy(&lent).await;
     let key = request().key;
     let runs = AtomicU32::new(0);
-    proxy.drop_request(b"COMMIT");
+    proxy.drop_request(COMMIT);
     let (ran, paying) = (&runs, &key);
     transact(&db, |tx| {
         Box::pin(async move {
@@ -141,7 +144,7 @@ async fn lost_commit_reply_is_looked_up_after_a_restart_of_the_server() {
     let key = request().key;
     let runs = AtomicU32::new(0);
     let (ran, paying) = (&runs, &key);
-    proxy.drop_reply_to(b"COMMIT");
+    proxy.drop_reply_to(COMMIT);
     let run = transact(&db, |tx| {
         Box::pin(async move {
             ran.fetch_add(1, Ordering::SeqCst);
