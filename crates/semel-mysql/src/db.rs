@@ -163,10 +163,7 @@ fn options(config: &Config) -> Result<MySqlConnectOptions, StoreError> {
 }
 
 /// One connection by hand: the pool would try until its time-out and then hide why it was refused.
-async fn read_settings(
-    options: &MySqlConnectOptions,
-    config: &Config,
-) -> Result<ServerSettings, StoreError> {
+async fn read_settings(options: &MySqlConnectOptions, config: &Config) -> Result<ServerSettings, StoreError> {
     let failed = |error| classify("connect", error);
     let first = tokio::time::timeout(config.acquire_timeout, async {
         let mut first: MySqlConnection = options.connect().await.map_err(failed)?;

@@ -37,7 +37,10 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
             ErrorKind::Unavailable,
             "the server takes no more connections; raise max_connections or lower connections_max",
         ),
-        Some(1053 | 1079 | 1927 | 3169) => (ErrorKind::Unavailable, "the server shuts down or ended the connection"),
+        Some(1053 | 1079 | 1927 | 3169) => (
+            ErrorKind::Unavailable,
+            "the server shuts down or ended the connection",
+        ),
         Some(1290 | 1836) => (
             ErrorKind::Unavailable,
             "this is a replica or read-only server (read_only=1); connect to the primary",
@@ -97,7 +100,10 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
 /// shut down in the middle, perhaps of the commit itself.
 const fn ended_in_the_middle(number: u16) -> bool {
     // Shutdown, error during commit, interrupted, packets lost, connection killed, commit hooks of replication.
-    matches!(number, 1053 | 1079 | 1105 | 1152..=1161 | 1180 | 1184 | 1317 | 1927 | 3100 | 3101 | 3169)
+    matches!(
+        number,
+        1053 | 1079 | 1105 | 1152..=1161 | 1180 | 1184 | 1317 | 1927 | 3100 | 3101 | 3169
+    )
 }
 
 /// The kind of a failed statement that is a transaction of its own. The server's refusal proves that nothing was done;
@@ -108,7 +114,11 @@ pub fn autocommit_failed(operation: &'static str, error: sqlx::Error) -> StoreEr
         // 1153 is said before the statement is run.
         Some(1153) => classify(operation, error),
         Some(number) if !ended_in_the_middle(number) => classify(operation, error),
-        _ => lost(operation, "the connection broke before the answer came: it may have been done", error),
+        _ => lost(
+            operation,
+            "the connection broke before the answer came: it may have been done",
+            error,
+        ),
     }
 }
 
@@ -118,7 +128,11 @@ pub fn commit_failed(operation: &'static str, error: sqlx::Error) -> StoreError 
     match number(&error) {
         // A cluster's certification says "deadlock" at the commit.
         Some(DEADLOCK | DUPLICATE | 1451 | 1452) => classify(operation, error),
-        _ => lost(operation, "the commit's answer is missing: look before repeating", error),
+        _ => lost(
+            operation,
+            "the commit's answer is missing: look before repeating",
+            error,
+        ),
     }
 }
 

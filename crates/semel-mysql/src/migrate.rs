@@ -74,7 +74,10 @@ async fn found(db: &mut MySqlConnection) -> Result<i64, StoreError> {
     let failed = |error| classify("schema_version", error);
     let tables = "SELECT COUNT(*) FROM information_schema.tables
         WHERE table_schema = DATABASE() AND table_name = 'semel_schema'";
-    let tables: i64 = sqlx::query_scalar(tables).fetch_one(&mut *db).await.map_err(failed)?;
+    let tables: i64 = sqlx::query_scalar(tables)
+        .fetch_one(&mut *db)
+        .await
+        .map_err(failed)?;
     if tables == 0 {
         return Ok(0);
     }

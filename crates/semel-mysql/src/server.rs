@@ -75,7 +75,9 @@ impl ServerSettings {
                 "0" | "OFF" | "DETECT_ONLY"
             ),
             read_only: number("read_only")? == Some(1),
-            packet_bytes: number("packet")?.and_then(|it| u64::try_from(it).ok()).unwrap_or(0),
+            packet_bytes: number("packet")?
+                .and_then(|it| u64::try_from(it).ok())
+                .unwrap_or(0),
             sql_mode: text("sql_mode")?.unwrap_or_default(),
         })
     }
@@ -95,7 +97,10 @@ impl ServerSettings {
     /// Whether the version is one that Semel is written for.
     #[must_use]
     pub fn is_supported(&self) -> bool {
-        let mut parts = self.version.split(['.', '-']).map(|part| part.parse::<u32>().unwrap_or(0));
+        let mut parts = self
+            .version
+            .split(['.', '-'])
+            .map(|part| part.parse::<u32>().unwrap_or(0));
         let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
         version >= if self.is_mariadb() { (10, 6) } else { (8, 0) }
     }
@@ -179,18 +184,28 @@ impl ServerSettings {
 
     /// Refuses a server on which a stored outcome would be cut, refused or forgotten.
     pub(crate) fn demand(&self, accept_lossy: bool) -> Result<(), StoreError> {
-        for Fault { name, found, fix, lossy } in self.faults() {
+        for Fault {
+            name,
+            found,
+            fix,
+            lossy,
+        } in self.faults()
+        {
             // A replica that is promoted later, or is only read: its writes are refused one by one.
             if name == "read_only" {
                 continue;
             }
             if lossy && accept_lossy {
-                tracing::warn!(setting = name, found, "this server can forget what it acknowledged; {fix}");
+                tracing::warn!(
+                    setting = name,
+                    found,
+                    "this server can forget what it acknowledged; {fix}"
+                );
                 continue;
             }
             let code = if lossy { "SEM0220" } else { "SEM0221" };
-            let text = format!("{code}: the server has {name} = {found}; {fix}");
-            return Err(StoreError::new(ErrorKind::Invalid, "connect", text));
+            let text = format!("the server has {name} = {found}; {fix}");
+            return Err(StoreError::new(ErrorKind::Invalid, "connect", text).with_code(code));
         }
         Ok(())
     }

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use semel_core::claim::{
-    Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement, Token, step,
+    Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement, Token,
+    step,
 };
 use semel_core::host::dice;
 use semel_core::limits::{self, LimitExceeded};
@@ -261,12 +262,14 @@ impl Mysql {
         let written = self.write(operation, &mut connection, &changes, now, wait).await;
         replies
             .into_iter()
-            .map(|(reply, change)| match change.and_then(|change| written.get(change)) {
-                Some(Written::Again) => Fate::Again,
-                Some(Written::Blocked(error)) => Fate::Blocked(error.clone()),
-                Some(Written::Failed(error)) => Fate::Answered(Err(error.clone())),
-                Some(Written::Done) | None => Fate::Answered(reply),
-            })
+            .map(
+                |(reply, change)| match change.and_then(|change| written.get(change)) {
+                    Some(Written::Again) => Fate::Again,
+                    Some(Written::Blocked(error)) => Fate::Blocked(error.clone()),
+                    Some(Written::Failed(error)) => Fate::Answered(Err(error.clone())),
+                    Some(Written::Done) | None => Fate::Answered(reply),
+                },
+            )
             .collect()
     }
 

@@ -179,7 +179,9 @@ enum Literal<'a> {
 
 fn literals(row: &Row) -> [Literal<'_>; 14] {
     fn bytes<B: AsRef<[u8]>>(value: &Option<B>) -> Literal<'_> {
-        value.as_ref().map_or(Literal::Null, |it| Literal::Bytes(it.as_ref()))
+        value
+            .as_ref()
+            .map_or(Literal::Null, |it| Literal::Bytes(it.as_ref()))
     }
     fn number<N: Copy + Into<i64>>(value: Option<N>) -> Literal<'static> {
         value.map_or(Literal::Null, |it| Literal::Number(it.into()))

@@ -14,8 +14,8 @@
 
 use async_trait::async_trait;
 use semel_core::claim::{
-    Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement, StateName,
-    SweepReport, Swept,
+    Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement,
+    StateName, SweepReport, Swept,
 };
 use semel_core::store::{
     Batching, Capabilities, KeyPage, KeyQuery, KeyStore, MixedBatch, MixedReplies, Replies, Usage,
@@ -150,11 +150,17 @@ impl KeyStore for Mysql {
         let mut statements = Vec::new();
         if !removed.is_empty() {
             // In the transaction that removes them: whoever finds a row gone finds the floor above its tokens.
-            statements.push(format!("UPDATE semel_token SET token = GREATEST(token, {floor}) WHERE one = 1"));
+            statements.push(format!(
+                "UPDATE semel_token SET token = GREATEST(token, {floor}) WHERE one = 1"
+            ));
             statements.push(key_rows::remove(&removed));
         }
         if !changed.is_empty() {
-            statements.push(key_rows::write(&changed, key_rows::version(), Timestamp(i64::MAX)));
+            statements.push(key_rows::write(
+                &changed,
+                key_rows::version(),
+                Timestamp(i64::MAX),
+            ));
         }
         let mut old = String::from("DELETE FROM semel_commit WHERE id < x'");
         let kept = SystemClock.now().plus_ms(-COMMITS_KEPT_MS);

@@ -149,7 +149,11 @@ async fn try_once(
         let (_, stored) = Stored::read(&row, "once")?;
         let now = Timestamp(row.try_get_unchecked("now_us")?);
         let floor: i64 = row.try_get_unchecked("floor")?;
-        lease.token = Token(now.0.max(floor.saturating_add(1)).max(stored.token_last.saturating_add(1)));
+        lease.token = Token(
+            now.0
+                .max(floor.saturating_add(1))
+                .max(stored.token_last.saturating_add(1)),
+        );
         let record = stored.record?;
         let (after, once) = machine::decide(Some(record.clone()), key, fingerprint, keep, now, lease);
         if step::changes(Some(&record), after.as_ref(), now)

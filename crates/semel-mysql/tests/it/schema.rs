@@ -14,7 +14,8 @@ async fn empty() -> Mysql {
 
 /// Every object of the schema, as text.
 async fn objects(db: &Mysql) -> Vec<String> {
-    let columns = "SELECT CONCAT_WS(' ', table_name, column_name, column_type, is_nullable, column_key, extra)
+    let columns =
+        "SELECT CONCAT_WS(' ', table_name, column_name, column_type, is_nullable, column_key, extra)
       FROM information_schema.columns WHERE table_schema = DATABASE() ORDER BY table_name, ordinal_position";
     sqlx::query_scalar(columns).fetch_all(db.pool()).await.unwrap()
 }
@@ -56,7 +57,9 @@ async fn several_processes_may_migrate_at_the_same_time() {
 async fn newer_schema_is_refused_and_left_alone() {
     let db = empty().await;
     db.migrate().await.unwrap();
-    let newer = sqlx::query("INSERT INTO semel_schema (version, name, applied_at) VALUES (?, 'of tomorrow', UTC_TIMESTAMP(6))");
+    let newer = sqlx::query(
+        "INSERT INTO semel_schema (version, name, applied_at) VALUES (?, 'of tomorrow', UTC_TIMESTAMP(6))",
+    );
     newer.bind(SCHEMA_VERSION + 1).execute(db.pool()).await.unwrap();
     for error in [
         db.migrate().await.unwrap_err(),
@@ -97,6 +100,9 @@ async fn script_that_was_cut_off_is_run_again() {
         .execute(db.pool())
         .await
         .unwrap();
-    assert_eq!(i64::try_from(db.migrate().await.unwrap()).unwrap(), SCHEMA_VERSION);
+    assert_eq!(
+        i64::try_from(db.migrate().await.unwrap()).unwrap(),
+        SCHEMA_VERSION
+    );
     assert_eq!(objects(&db).await, whole);
 }

@@ -79,7 +79,15 @@ impl MariadbServer {
                 panic!("MariaDB does not start ({status}): {}", self.log());
             }
             let listens = TcpStream::connect(("127.0.0.1", self.port)).is_ok();
-            if listens && self.client().args(["-e", "SELECT 1"]).output().unwrap().status.success() {
+            if listens
+                && self
+                    .client()
+                    .args(["-e", "SELECT 1"])
+                    .output()
+                    .unwrap()
+                    .status
+                    .success()
+            {
                 return;
             }
             std::thread::sleep(Duration::from_millis(100));

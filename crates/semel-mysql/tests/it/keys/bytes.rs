@@ -15,9 +15,40 @@ fn keys() -> Vec<Key> {
     let mut longer = long.clone();
     longer[254] = b'y';
     let ids: Vec<&[u8]> = vec![
-        b"a", b"A", b"a ", b"a  ", b" a", b"a\0", b"a\0\0", b"\0a", b"a\t", b"a\n", b"\xff", b"\xff\xff", b"\xfe", b"\x80",
-        "\u{e4}".as_bytes(), "a\u{308}".as_bytes(), "\u{c4}".as_bytes(), "ß".as_bytes(), b"ss", b"1", b"01", b"1.0", b"1e0",
-        b"0x61", b"'", b"\\'", b"\"", b"%", b"_", b"NULL", b"\0", b" ", &long, &longer,
+        b"a",
+        b"A",
+        b"a ",
+        b"a  ",
+        b" a",
+        b"a\0",
+        b"a\0\0",
+        b"\0a",
+        b"a\t",
+        b"a\n",
+        b"\xff",
+        b"\xff\xff",
+        b"\xfe",
+        b"\x80",
+        "\u{e4}".as_bytes(),
+        "a\u{308}".as_bytes(),
+        "\u{c4}".as_bytes(),
+        "ß".as_bytes(),
+        b"ss",
+        b"1",
+        b"01",
+        b"1.0",
+        b"1e0",
+        b"0x61",
+        b"'",
+        b"\\'",
+        b"\"",
+        b"%",
+        b"_",
+        b"NULL",
+        b"\0",
+        b" ",
+        &long,
+        &longer,
     ];
     let scopes: Vec<&[u8]> = vec![b"s", b"S", b"s ", b"s\0", b"\xff", &long];
     let mut keys = Vec::new();
@@ -99,5 +130,8 @@ async fn scope_and_id_can_be_read_in_sql() {
         .fetch_one(db.pool())
         .await
         .unwrap();
-    assert_eq!((scope.as_slice(), id.as_slice()), (b"s ".as_slice(), b"\xff\0 ".as_slice()));
+    assert_eq!(
+        (scope.as_slice(), id.as_slice()),
+        (b"s ".as_slice(), b"\xff\0 ".as_slice())
+    );
 }

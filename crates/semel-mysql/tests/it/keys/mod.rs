@@ -38,7 +38,10 @@ impl Lent {
         let url = free.unwrap_or_else(|| mariadb().fresh_database());
         let db = Mysql::connect(Config::new(&url)).await.unwrap();
         db.migrate().await.unwrap();
-        sqlx::raw_sql("DELETE FROM semel_key").execute(db.pool()).await.unwrap();
+        sqlx::raw_sql("DELETE FROM semel_key")
+            .execute(db.pool())
+            .await
+            .unwrap();
         (Self { url }, db)
     }
 }

@@ -133,6 +133,42 @@ async fn duplicate_waits_for_the_first_and_gets_its_outcome() {
     assert_eq!(effects(&db).await, 1);
 }
 
+/// Rule K6: at the server's default isolation a plain read after the duplicate's error shows no row.
+#[tokio::test]
+async fn duplicate_at_the_servers_default_isolation_gets_the_outcome() {
+    let (lent, db) = shop().await;
+    // The user's own pool: REPEATABLE READ, the server's sql_mode and time zone.
+    let users = sqlx::MySqlPool::connect(&lent.url).await.unwrap();
+    let claim = request();
+    let mut late = users.begin().await.unwrap();
+    // Other work fixes the snapshot.
+    let before: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM semel_key")
+        .fetch_one(&mut *late)
+        .await
+        .unwrap();
+    let mut tx = users.begin().await.unwrap();
+    let Once::First(pending) = ask(&mut tx, &claim.key).await.unwrap() else {
+        panic!("not the first")
+    };
+    let waiting = tokio::spawn({
+        let key = claim.key.clone();
+        async move {
+            let answer = ask(&mut late, &key).await;
+            let after: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM semel_key")
+                .fetch_one(&mut *late)
+                .await
+                .unwrap();
+            (answer, after)
+        }
+    });
+    until_someone_waits(&db, 1).await;
+    pending.complete(&mut tx, succeeded("charged")).await.unwrap();
+    tx.commit().await.unwrap();
+    let (answer, after) = waiting.await.unwrap();
+    assert_eq!(outcome(&answer.unwrap()), &succeeded("charged"));
+    assert_eq!(after, before, "the snapshot still hides it from a plain read");
+}
+
 #[tokio::test]
 async fn duplicate_of_a_rolled_back_first_is_the_first() {
     let (_lent, db) = shop().await;
@@ -287,9 +323,7 @@ async fn waiters_of_one_key_are_capped() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_duplicates_have_one_effect() {
     let (lent, db) = shop().await;
-    let other = Mysql::connect(semel_mysql::Config::new(&lent.url))
-        .await
-        .unwrap();
+    let other = Mysql::connect(semel_mysql::Config::new(&lent.url)).await.unwrap();
     let key = request().key;
     let tasks: Vec<_> = (0..32)
         .map(|n| {

@@ -12,7 +12,9 @@ use super::request;
 async fn statements_of_keys_use_the_index() {
     // Of its own: the counter is the server's.
     let server = MariadbServer::start();
-    let db = Mysql::connect(Config::new(server.fresh_database())).await.unwrap();
+    let db = Mysql::connect(Config::new(server.fresh_database()))
+        .await
+        .unwrap();
     db.migrate().await.unwrap();
     for _ in 0..3 {
         let claims: Vec<Claim> = (0..1_000).map(|_| request()).collect();
@@ -42,7 +44,10 @@ async fn statements_of_keys_use_the_index() {
         asked += 1;
     }
     let read = rows_read_in_sequence(&db).await - before;
-    assert!(read < asked * 100, "{read} rows were read in sequence: a statement reads the table");
+    assert!(
+        read < asked * 100,
+        "{read} rows were read in sequence: a statement reads the table"
+    );
 }
 
 /// Rows of Semel's own tables that a scan from one to the next has read.

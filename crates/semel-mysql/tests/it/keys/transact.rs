@@ -38,7 +38,9 @@ async fn paid(db: &Mysql, key: &Key) -> i64 {
 /// A database behind a proxy.
 async fn behind_proxy(lent: &Lent) -> (Proxy, Mysql) {
     let proxy = Proxy::to_port(port(&lent.url)).await.unwrap();
-    let db = Mysql::connect(Config::new(at_port(&lent.url, proxy.port()))).await.unwrap();
+    let db = Mysql::connect(Config::new(at_port(&lent.url, proxy.port())))
+        .await
+        .unwrap();
     (proxy, db)
 }
 
@@ -185,8 +187,14 @@ async fn swallowed_deadlock_is_not_a_commit() {
     let Err(TxError::Store(error)) = &done else {
         panic!("{done:?}")
     };
-    assert_eq!((error.kind(), error.retry()), (ErrorKind::ReplyLost, Retry::OutcomeUnknown));
-    assert!(error.to_string().contains("had ended before its commit"), "{error}");
+    assert_eq!(
+        (error.kind(), error.retry()),
+        (ErrorKind::ReplyLost, Retry::OutcomeUnknown)
+    );
+    assert!(
+        error.to_string().contains("had ended before its commit"),
+        "{error}"
+    );
     assert_eq!(paid(&db, &key).await, 0);
 }
 
@@ -196,7 +204,10 @@ async fn statement_that_commits_by_itself_is_found_out() {
     let (_lent, db) = Lent::take().await;
     shop(&db).await;
     let mut tx = db.begin().await.unwrap();
-    sqlx::raw_sql("CREATE TABLE IF NOT EXISTS surprise (n INT)").execute(&mut *tx).await.unwrap();
+    sqlx::raw_sql("CREATE TABLE IF NOT EXISTS surprise (n INT)")
+        .execute(&mut *tx)
+        .await
+        .unwrap();
     let error = db.commit(tx).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ReplyLost);
 }

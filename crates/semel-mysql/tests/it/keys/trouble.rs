@@ -23,7 +23,9 @@ use super::{Lent, age_ms, at_port, port, request, until_someone_waits};
 async fn lost_replies_of_claim_and_complete_are_asked_for_again() {
     let (lent, direct) = Lent::take().await;
     let proxy = Proxy::to_port(port(&lent.url)).await.unwrap();
-    let db = Mysql::connect(Config::new(at_port(&lent.url, proxy.port()))).await.unwrap();
+    let db = Mysql::connect(Config::new(at_port(&lent.url, proxy.port())))
+        .await
+        .unwrap();
     let claim = request();
 
     proxy.drop_reply_to(hex(&claim.nonce.0).as_bytes());
@@ -175,7 +177,11 @@ async fn claim_that_waits_behind_its_own_withdrawal_is_not_granted() {
 
     let mut tx = db.begin().await.unwrap();
     let hold = "SELECT 1 FROM semel_key WHERE key_bytes = ? FOR UPDATE";
-    sqlx::query(hold).bind(late.key.to_bytes()).execute(&mut *tx).await.unwrap();
+    sqlx::query(hold)
+        .bind(late.key.to_bytes())
+        .execute(&mut *tx)
+        .await
+        .unwrap();
     let both = Mysql::connect(Config::new(&lent.url)).await.unwrap();
     let release = tokio::spawn({
         let (both, late) = (both.clone(), late.clone());
@@ -191,7 +197,10 @@ async fn claim_that_waits_behind_its_own_withdrawal_is_not_granted() {
     release.await.unwrap();
     // Whoever came first: after the withdrawal nobody holds the key under that nonce.
     let reply = claim.await.unwrap();
-    assert!(matches!(reply, ClaimReply::Withdrawn | ClaimReply::Granted { .. }), "{reply:?}");
+    assert!(
+        matches!(reply, ClaimReply::Withdrawn | ClaimReply::Granted { .. }),
+        "{reply:?}"
+    );
     assert_eq!(db.read(&late.key).await.unwrap(), None);
     assert_eq!(db.claim(&late).await.unwrap(), ClaimReply::Withdrawn);
 }
@@ -216,7 +225,11 @@ async fn sweep_passes_over_rows_that_somebody_works_on() {
     age_ms(&db, LEASE_MS).await;
     let mut tx = db.begin().await.unwrap();
     let hold = "SELECT 1 FROM semel_key WHERE key_bytes = ? FOR UPDATE";
-    sqlx::query(hold).bind(held.key.to_bytes()).execute(&mut *tx).await.unwrap();
+    sqlx::query(hold)
+        .bind(held.key.to_bytes())
+        .execute(&mut *tx)
+        .await
+        .unwrap();
     assert_eq!(db.sweep(100).await.unwrap().unknown, 1);
     tx.rollback().await.unwrap();
     assert_eq!(db.sweep(100).await.unwrap().unknown, 1);
@@ -257,7 +270,9 @@ async fn kinds_are_mixed_in_one_commit() {
     let replies = db.transact_many(&batch).await;
     assert_eq!(commits(&db).await, 1, "one statement, one commit");
     assert!(matches!(replies.claims[0], Ok(ClaimReply::Granted { .. })));
-    assert!(matches!(&replies.claims[1], Ok(ClaimReply::Done { outcome, .. }) if *outcome == succeeded("charged")));
+    assert!(
+        matches!(&replies.claims[1], Ok(ClaimReply::Done { outcome, .. }) if *outcome == succeeded("charged"))
+    );
     assert!(is_ok(*replies.completions[0].as_ref().unwrap()));
     assert!(is_ok(*replies.extensions[0].as_ref().unwrap()));
     assert!(is_ok(*replies.abandonments[0].as_ref().unwrap()));
@@ -391,9 +406,14 @@ async fn kill_9_of_the_server_forgets_nothing_that_was_acknowledged() {
 async fn broken_idle_connections_are_replaced() {
     let (lent, _direct) = Lent::take().await;
     let proxy = Proxy::to_port(port(&lent.url)).await.unwrap();
-    let db = Mysql::connect(Config::new(at_port(&lent.url, proxy.port()))).await.unwrap();
+    let db = Mysql::connect(Config::new(at_port(&lent.url, proxy.port())))
+        .await
+        .unwrap();
     for _ in 0..3 {
-        assert!(matches!(db.claim(&request()).await.unwrap(), ClaimReply::Granted { .. }));
+        assert!(matches!(
+            db.claim(&request()).await.unwrap(),
+            ClaimReply::Granted { .. }
+        ));
         proxy.cut();
     }
 }
