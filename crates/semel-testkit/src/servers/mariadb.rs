@@ -53,7 +53,7 @@ impl MariadbServer {
         }
         let mut install = Command::new(program("mariadb-install-db"));
         install.args(["--no-defaults", "--auth-root-authentication-method=normal"]);
-        install.args(["--skip-test-db", "--skip-name-resolve"]);
+        install.args(["--skip-test-db", "--skip-name-resolve", SMALL]);
         as_mysql(&mut install)
             .arg(format!("--datadir={}", root.join("data").display()))
             .current_dir("/");
@@ -177,6 +177,9 @@ impl Drop for MariadbServer {
     }
 }
 
+/// The default log takes 96 MB of disk for each server.
+const SMALL: &str = "--innodb-log-file-size=16M";
+
 fn launch(root: &Path, port: u16, options: &Vec<String>) -> Child {
     let log = std::fs::OpenOptions::new()
         .create(true)
@@ -190,7 +193,7 @@ fn launch(root: &Path, port: u16, options: &Vec<String>) -> Child {
         .arg(format!("--socket={}", root.join("socket").display()))
         .arg(format!("--pid-file={}", root.join("pid").display()))
         .arg(format!("--port={port}"))
-        .args(["--bind-address=127.0.0.1", "--skip-name-resolve"])
+        .args(["--bind-address=127.0.0.1", "--skip-name-resolve", SMALL])
         .args(["--max-connections=300", "--innodb-buffer-pool-size=128M"])
         .args(options)
         .current_dir("/")
