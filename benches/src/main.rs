@@ -15,6 +15,7 @@ mod keys;
 mod load;
 mod machine;
 mod relay;
+mod serve;
 
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ struct Cli {
     smoke: bool,
 }
 
-#[derive(Debug, Clone, Copy, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 enum Bench {
     /// Claims on SQLite and PostgreSQL, single and batched, against bare inserts.
     Keys,
@@ -51,6 +52,8 @@ enum Bench {
     Relay,
     /// Everything.
     All,
+    /// Serves an HTTP API behind the layer, to be tested and measured from outside.
+    ServeHttp(serve::ServeArgs),
 }
 
 /// How much to measure.
@@ -64,6 +67,9 @@ pub(crate) struct Plan {
 #[tokio::main]
 async fn main() {
     let cli = Cli::parse();
+    if let Bench::ServeHttp(args) = cli.bench {
+        return serve::run(args).await;
+    }
     let plan = if cli.smoke {
         Plan {
             rounds: 1,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::exit::Exit;
-use crate::{api, check, demo, keys, migrate, out, run};
+use crate::{api, check, conformance, demo, keys, migrate, out, run};
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done; 1 understood but failed (a server away, a port in use, a check or audit that found something); \
@@ -35,6 +35,8 @@ enum Command {
     Keys(keys::KeysArgs),
     /// The key API's description
     Api(ApiArgs),
+    /// Ask a running service, Semel's or any other, whether it keeps what idempotency keys promise
+    Conformance(conformance::ConformanceArgs),
     /// A process of the demo
     #[command(hide = true)]
     DemoChild(demo::ChildArgs),
@@ -154,6 +156,7 @@ pub(crate) fn main() -> Exit {
             out::data(api::openapi::text(true));
             Exit::Ok
         }
+        Some(Command::Conformance(args)) => conformance::run(&args),
     }
 }
 

@@ -10,6 +10,7 @@ mod api;
 mod check;
 mod cli;
 mod config;
+mod conformance;
 mod demo;
 mod exit;
 mod gateway;

@@ -6,6 +6,7 @@
 )]
 
 mod check;
+mod conformance;
 mod crash;
 mod daemon;
 mod demo;
