@@ -1,4 +1,4 @@
-//! What the HTTP layer costs beside bare axum.
+//! What the HTTP layer costs beside bare axum: over sockets with each store, and alone on one thread.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -18,9 +18,14 @@ use crate::Plan;
 use crate::harness::Table;
 use crate::load;
 
+mod alone;
+
 const CONNECTIONS: usize = 32;
+/// Bytes of an answer.
+const ANSWER: usize = 200;
 
 pub(crate) async fn run(plan: Plan) {
+    alone::run(plan);
     let dir = tempfile::tempdir().unwrap();
     let sqlite = Sqlite::open(semel_sqlite::Config::new(dir.path().join("keys.db")))
         .await
@@ -32,18 +37,22 @@ pub(crate) async fn run(plan: Plan) {
     postgresql.migrate().await.unwrap();
     let bare = serve(orders()).await;
     let memory = serve(keyed(Arc::new(MemoryKeys::default()))).await;
+    let replays = serve(keyed(Arc::new(MemoryKeys::default()))).await;
     let sqlite = serve(keyed(Arc::new(sqlite))).await;
     let postgresql = serve(keyed(Arc::new(postgresql))).await;
     let keys = Arc::new(AtomicU64::new(0));
     let load = |port| load::post(port, CONNECTIONS, plan.run, Arc::clone(&keys));
     Table::new(
-        format!("POST requests with new keys, {CONNECTIONS} connections"),
+        format!("POST requests, {CONNECTIONS} connections, load and server on the same processors"),
         "requests",
     )
     .contender("limit: axum without the layer", || load(bare))
-    .contender("layer, keys in memory", || load(memory))
-    .contender("layer, keys on SQLite", || load(sqlite))
-    .contender("layer, keys on PostgreSQL", || load(postgresql))
+    .contender("new keys in memory", || load(memory))
+    .contender("replays from memory", || {
+        load::repeat_one(replays, CONNECTIONS, plan.run)
+    })
+    .contender("new keys on SQLite", || load(sqlite))
+    .contender("new keys on PostgreSQL", || load(postgresql))
     .measure(plan.rounds)
     .await;
 }
@@ -52,10 +61,10 @@ fn orders() -> Router {
     Router::new().route(
         "/orders",
         post(|body: bytes::Bytes| async move {
-            (
-                StatusCode::CREATED,
-                format!("{{\"order\":7,\"bytes\":{}}}", body.len()),
-            )
+            let mut answer = format!("{{\"order\":7,\"bytes\":{},\"note\":\"", body.len());
+            answer.extend(std::iter::repeat_n('x', ANSWER - 2 - answer.len()));
+            answer.push_str("\"}");
+            (StatusCode::CREATED, answer)
         }),
     )
 }

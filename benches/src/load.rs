@@ -11,13 +11,18 @@ use tokio::net::TcpStream;
 
 use crate::harness::Sample;
 
-const BODY: &str = r#"{"customer":"c-1809","items":[{"sku":"teapot","count":2}],"total":"40.00"}"#;
+/// 300 bytes.
+pub(crate) const BODY: &str = concat!(
+    r#"{"customer":"c-1809","items":[{"sku":"teapot","count":2},{"sku":"kettle","count":1}],"total":"40.00","#,
+    r#""address":{"name":"Ada Lovelace","street":"12 St James's Square","city":"London","zip":"SW1Y 4JH"},"#,
+    r#""note":"please ring twice, the bell is old and does not always hear the first time that it is pressed .."}"#,
+);
 
 /// Sends POST requests for `run`, each under a key that was never used before.
 pub(crate) async fn post(port: u16, connections: usize, run: Duration, keys: Arc<AtomicU64>) -> Sample {
     let begun = Instant::now();
     let tasks: Vec<_> = (0..connections)
-        .map(|_| tokio::spawn(one_connection(port, begun, run, Arc::clone(&keys))))
+        .map(|_| tokio::spawn(one_connection(port, begun, run, Some(Arc::clone(&keys)))))
         .collect();
     let mut all = Sample::default();
     for task in tasks {
@@ -26,13 +31,28 @@ pub(crate) async fn post(port: u16, connections: usize, run: Duration, keys: Arc
     all
 }
 
-async fn one_connection(port: u16, begun: Instant, run: Duration, keys: Arc<AtomicU64>) -> Sample {
+/// Sends the same request again and again: all but the first are replays.
+pub(crate) async fn repeat_one(port: u16, connections: usize, run: Duration) -> Sample {
+    let begun = Instant::now();
+    let tasks: Vec<_> = (0..connections)
+        .map(|_| tokio::spawn(one_connection(port, begun, run, None)))
+        .collect();
+    let mut all = Sample::default();
+    for task in tasks {
+        all = all.merge(task.await.unwrap());
+    }
+    all
+}
+
+async fn one_connection(port: u16, begun: Instant, run: Duration, keys: Option<Arc<AtomicU64>>) -> Sample {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     stream.set_nodelay(true).unwrap();
     let mut sample = Sample::default();
     let mut answer = Vec::with_capacity(4_096);
     while begun.elapsed() < run {
-        let key = keys.fetch_add(1, Ordering::Relaxed);
+        let key = keys
+            .as_ref()
+            .map_or(0, |keys| keys.fetch_add(1, Ordering::Relaxed));
         let request = format!(
             "POST /orders HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
              idempotency-key: \"order-{key:012}\"\r\ncontent-length: {}\r\n\r\n{BODY}",

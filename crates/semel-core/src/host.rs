@@ -26,7 +26,7 @@ impl Timestamp {
     #[must_use]
     pub fn rfc3339(self) -> String {
         let (secs, micros) = (self.0.div_euclid(1_000_000), self.0.rem_euclid(1_000_000));
-        let (days, rest) = (secs.div_euclid(86_400), secs.rem_euclid(86_400));
+        let (days, secs_of_day) = (secs.div_euclid(86_400), secs.rem_euclid(86_400));
         // Civil date from a day count, after Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms".
         let z = days + 719_468;
         let era = z.div_euclid(146_097);
@@ -37,12 +37,23 @@ impl Timestamp {
         let day = doy - (153 * mp + 2) / 5 + 1;
         let month = if mp < 10 { mp + 3 } else { mp - 9 };
         let year = yoe + era * 400 + i64::from(month <= 2);
-        format!(
-            "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{micros:06}Z",
-            rest / 3_600,
-            rest / 60 % 60,
-            rest % 60
-        )
+        // By hand: it stands in a header of every keyed answer, and `format!` takes several times as long.
+        let mut text = String::with_capacity(27);
+        let mut put = |number: i64, digits: u32, end: char| {
+            for place in (0..digits).rev() {
+                let digit = number / 10_i64.pow(place) % 10;
+                text.push(char::from(b'0' + u8::try_from(digit).unwrap_or(0)));
+            }
+            text.push(end);
+        };
+        put(year, if year > 9_999 { 6 } else { 4 }, '-');
+        put(month, 2, '-');
+        put(day, 2, 'T');
+        put(secs_of_day / 3_600, 2, ':');
+        put(secs_of_day / 60 % 60, 2, ':');
+        put(secs_of_day % 60, 2, '.');
+        put(micros, 6, 'Z');
+        text
     }
 }
 
@@ -75,19 +86,37 @@ impl Clock for SystemClock {
     }
 }
 
-/// 16 bytes of the host's randomness.
+/// Bytes that one call to the operating system brings: a call per nonce would be dear.
+const RANDOM_BUFFER: usize = 512;
+
+thread_local! {
+    /// Random bytes not handed out yet, and where they begin.
+    static RANDOM: std::cell::RefCell<([u8; RANDOM_BUFFER], usize)> =
+        const { std::cell::RefCell::new(([0; RANDOM_BUFFER], RANDOM_BUFFER)) };
+}
+
+/// 16 bytes of the host's randomness, each handed out once. A machine that is cloned while it runs could hand out the same
+/// up to 32 times.
 ///
 /// # Panics
 /// Never in practice: only when the operating system has no source of randomness at all.
 #[must_use]
 pub fn random_16() -> [u8; 16] {
-    let mut bytes = [0; 16];
-    #[expect(
-        clippy::expect_used,
-        reason = "no nonce can be made without randomness; going on would be unsafe"
-    )]
-    getrandom::fill(&mut bytes).expect("the operating system has a source of randomness");
-    bytes
+    RANDOM.with_borrow_mut(|(buffer, used)| {
+        if *used >= RANDOM_BUFFER {
+            #[expect(
+                clippy::expect_used,
+                reason = "no nonce can be made without randomness; going on would be unsafe"
+            )]
+            getrandom::fill(buffer).expect("the operating system has a source of randomness");
+            *used = 0;
+        }
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&buffer[*used..*used + 16]);
+        buffer[*used..*used + 16].fill(0);
+        *used += 16;
+        bytes
+    })
 }
 
 /// A number uniform in 0..1, for jitter.
@@ -113,6 +142,12 @@ pub fn uuid_v7(clock: &dyn Clock) -> uuid::Uuid {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn random_bytes_are_handed_out_once() {
+        let all: std::collections::HashSet<_> = (0..1_000).map(|_| random_16()).collect();
+        assert_eq!(all.len(), 1_000);
+    }
 
     #[test]
     fn rfc3339_of_known_moments() {

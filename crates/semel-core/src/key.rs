@@ -1,6 +1,7 @@
 //! Keys: scope + id, naming one operation.
 
 use std::fmt;
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
@@ -10,7 +11,7 @@ use crate::limits::{self, LimitExceeded};
 ///
 /// Bytes, never trimmed, folded or collated. 1 to [`limits::SCOPE_BYTES_MAX`] bytes.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Scope(Box<[u8]>);
+pub struct Scope(Arc<[u8]>); // Shared: a key is copied several times on its way.
 
 impl Scope {
     /// A scope of these bytes.
@@ -69,7 +70,7 @@ impl Scope {
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     scope: Scope,
-    id: Box<[u8]>,
+    id: Arc<[u8]>,
 }
 
 impl Key {
@@ -161,7 +162,7 @@ impl Key {
 
     /// The id's bytes.
     #[must_use]
-    pub const fn id(&self) -> &[u8] {
+    pub fn id(&self) -> &[u8] {
         &self.id
     }
 }

@@ -1,14 +1,14 @@
 //! The one body type of this crate: whole, passed through, or pumped from an owned task.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full};
 use tokio::sync::mpsc;
 
 /// An error of any body.
@@ -18,7 +18,10 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub struct Body(Kind);
 
 enum Kind {
-    Whole(Full<Bytes>),
+    Whole {
+        data: Option<Bytes>,
+        trailers: Option<Box<HeaderMap>>,
+    },
     Passed(UnsyncBoxBody<Bytes, BoxError>),
     Pumped(Pumped),
 }
@@ -49,7 +52,15 @@ impl Body {
     /// A body of these bytes.
     #[must_use]
     pub fn whole(bytes: impl Into<Bytes>) -> Self {
-        Self(Kind::Whole(Full::new(bytes.into())))
+        Self::with_trailers(bytes.into(), None)
+    }
+
+    /// A body of these bytes, and trailers behind it.
+    pub(crate) fn with_trailers(bytes: Bytes, trailers: Option<HeaderMap>) -> Self {
+        Self(Kind::Whole {
+            data: Some(bytes).filter(|bytes| !bytes.is_empty()),
+            trailers: trailers.map(Box::new),
+        })
     }
 
     /// A body of no bytes.
@@ -97,7 +108,7 @@ impl Pumped {
 impl std::fmt::Debug for Body {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self.0 {
-            Kind::Whole(_) => "Body(whole)",
+            Kind::Whole { .. } => "Body(whole)",
             Kind::Passed(_) => "Body(passed through)",
             Kind::Pumped(_) => "Body(pumped)",
         })
@@ -125,9 +136,11 @@ impl HttpBody for Body {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match &mut self.get_mut().0 {
-            Kind::Whole(body) => Pin::new(body)
-                .poll_frame(cx)
-                .map_err(|never: Infallible| match never {}),
+            Kind::Whole { data, trailers } => {
+                let frame = data.take().map(Frame::data);
+                let frame = frame.or_else(|| trailers.take().map(|trailers| Frame::trailers(*trailers)));
+                Poll::Ready(frame.map(Ok))
+            }
             Kind::Passed(body) => Pin::new(body).poll_frame(cx),
             Kind::Pumped(body) => body.poll(cx),
         }
@@ -135,7 +148,7 @@ impl HttpBody for Body {
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            Kind::Whole(body) => body.is_end_stream(),
+            Kind::Whole { data, trailers } => data.is_none() && trailers.is_none(),
             Kind::Passed(body) => body.is_end_stream(),
             Kind::Pumped(body) => body.ended,
         }
@@ -143,16 +156,75 @@ impl HttpBody for Body {
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Kind::Whole(body) => body.size_hint(),
+            // With a length there would be no place for trailers in HTTP/1.1.
+            Kind::Whole {
+                trailers: Some(_), ..
+            } => SizeHint::default(),
+            Kind::Whole { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, Bytes::len) as u64),
             Kind::Passed(body) => body.size_hint(),
             Kind::Pumped(_) => SizeHint::default(),
         }
     }
 }
 
+/// Bytes as they come in frames: no copy where there is one frame.
+#[derive(Debug, Default)]
+pub(crate) struct Gathered {
+    first: Option<Bytes>,
+    all: BytesMut,
+}
+
+impl Gathered {
+    pub(crate) fn len(&self) -> usize {
+        self.first.as_ref().map_or(self.all.len(), Bytes::len)
+    }
+
+    pub(crate) fn add(&mut self, data: Bytes) {
+        if data.is_empty() {
+            return;
+        }
+        if self.len() == 0 {
+            self.first = Some(data);
+            return;
+        }
+        if let Some(first) = self.first.take() {
+            self.all.extend_from_slice(&first);
+        }
+        self.all.extend_from_slice(&data);
+    }
+
+    pub(crate) fn whole(self) -> Bytes {
+        self.first.unwrap_or_else(|| self.all.freeze())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gathered_bytes_are_those_of_the_frames() {
+        for frames in [&[][..], &["a"], &["", "a"], &["ab", "", "c"], &["a", "b", "c"]] {
+            let mut gathered = Gathered::default();
+            for frame in frames {
+                gathered.add(Bytes::from_static(frame.as_bytes()));
+            }
+            assert_eq!(gathered.len(), frames.concat().len());
+            assert_eq!(gathered.whole(), frames.concat());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_whole_body_has_a_length_unless_trailers_follow() {
+        let plain = Body::whole("ab");
+        assert_eq!(plain.size_hint().exact(), Some(2));
+        assert!(Body::empty().is_end_stream());
+        let mut trailers = HeaderMap::new();
+        trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+        let with = Body::with_trailers(Bytes::new(), Some(trailers.clone()));
+        assert!(!with.is_end_stream() && with.size_hint().exact().is_none());
+        assert_eq!(with.collect().await.unwrap().trailers(), Some(&trailers));
+    }
 
     /// The owned task was stopped: what came so far must not look whole.
     #[tokio::test]

@@ -4,25 +4,33 @@ use std::sync::Arc;
 
 use http::Method;
 use http::request::Parts;
+use semel_core::claim::Reconcile;
 use semel_core::limits::LimitExceeded;
 use semel_core::{Key, KeyStore, Scope};
-use tokio::sync::Semaphore;
-use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
-use crate::fingerprint;
 use crate::layer::IdempotencyLayer;
+use crate::observe::Observer;
+use crate::route::{Choose, Route, Routes};
 use crate::scope::{Anonymous, ScopeResolver};
-use crate::shared::{Shared, StatusUrl, Target};
-use crate::wait::{Latency, Waiters};
+use crate::shared::{Common, Shared, StatusUrl, Target};
 
 /// Builds an [`IdempotencyLayer`]. It has no `build` until a scope is chosen.
 pub struct Builder<S = NoScope> {
+    choices: Choices,
+    scope: S,
+}
+
+/// All choices but the scope.
+struct Choices {
     store: Arc<dyn KeyStore>,
     config: Config,
-    target: Target,
+    named: Vec<(&'static str, Config)>,
+    choose: Option<Choose>,
+    target: Option<Target>,
     status_url: Option<StatusUrl>,
-    scope: S,
+    reconcile: Option<Arc<dyn Reconcile>>,
+    observer: Option<Box<dyn Observer>>,
 }
 
 /// No scope was chosen yet.
@@ -34,11 +42,18 @@ pub struct Scoped(Result<Box<dyn ScopeResolver>, LimitExceeded>);
 
 impl Builder<NoScope> {
     pub(crate) fn new(store: Arc<dyn KeyStore>) -> Self {
-        Self {
+        let choices = Choices {
             store,
             config: Config::default(),
-            target: Box::new(fingerprint::target),
+            named: Vec::new(),
+            choose: None,
+            target: None,
             status_url: None,
+            reconcile: None,
+            observer: None,
+        };
+        Self {
+            choices,
             scope: NoScope(()),
         }
     }
@@ -60,10 +75,7 @@ impl Builder<NoScope> {
 
     fn scoped(self, scope: Result<Box<dyn ScopeResolver>, LimitExceeded>) -> Builder<Scoped> {
         Builder {
-            store: self.store,
-            config: self.config,
-            target: self.target,
-            status_url: self.status_url,
+            choices: self.choices,
             scope: Scoped(scope),
         }
     }
@@ -73,14 +85,14 @@ impl<S> Builder<S> {
     /// Replaces all settings.
     #[must_use]
     pub fn config(mut self, config: Config) -> Self {
-        self.config = config;
+        self.choices.config = config;
         self
     }
 
     /// POST and PATCH without a key are refused with 400.
     #[must_use]
     pub fn require_key(mut self) -> Self {
-        self.config.required_for = vec![Method::POST, Method::PATCH];
+        self.choices.config.required_for = vec![Method::POST, Method::PATCH];
         self
     }
 
@@ -88,14 +100,63 @@ impl<S> Builder<S> {
     /// nested router that is without the prefix, so a layer there names the whole target itself.
     #[must_use]
     pub fn target(mut self, target: impl Fn(&Parts) -> Vec<u8> + Send + Sync + 'static) -> Self {
-        self.target = Box::new(target);
+        self.choices.target = Some(Box::new(target));
+        self
+    }
+
+    /// Settings for the requests that [`choose`](Self::choose) sends here. Limits of the whole process (`running_max`,
+    /// `waiters_max`) count all routes together, each against its own setting.
+    #[must_use]
+    pub fn route(mut self, name: &'static str, config: Config) -> Self {
+        self.choices.named.push((name, config));
+        self
+    }
+
+    /// Which settings a request falls under, by its head: method, path, headers, extensions. Without it all requests have
+    /// those of [`config`](Self::config). In axum [`IdempotencyLayer::with_config`] on the route itself does the same.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use semel_core::model::MemoryKeys;
+    /// use semel_http::{Config, IdempotencyLayer, Route};
+    ///
+    /// let payments = Config { required_for: vec![http::Method::POST], ..Config::default() };
+    /// let layer = IdempotencyLayer::builder(Arc::new(MemoryKeys::default()))
+    ///     .anonymous_scope("shop")
+    ///     .route("payments", payments)
+    ///     .choose(|request| match request.uri.path() {
+    ///         "/payments" => Route::Named("payments"),
+    ///         "/search" => Route::Off,
+    ///         _ => Route::Default,
+    ///     })
+    ///     .build()?;
+    /// # Ok::<(), semel_core::limits::LimitExceeded>(())
+    /// ```
+    #[must_use]
+    pub fn choose(mut self, choose: impl Fn(&Parts) -> Route + Send + Sync + 'static) -> Self {
+        self.choices.choose = Some(Box::new(choose));
+        self
+    }
+
+    /// Asks this hook when a request meets a key whose outcome is unknown, and settles the key by its verdict. What it
+    /// says happened is an answer in the form of [`StoredResponse::encode`](crate::response::StoredResponse::encode).
+    #[must_use]
+    pub fn reconcile(mut self, hook: Arc<dyn Reconcile>) -> Self {
+        self.choices.reconcile = Some(hook);
+        self
+    }
+
+    /// Tells this observer what each keyed request comes to; [`IdempotencyLayer::counts`] counts them in any case.
+    #[must_use]
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.choices.observer = Some(Box::new(observer));
         self
     }
 
     /// Where a caller can see what became of a key whose outcome is unknown; sent as a link with that answer.
     #[must_use]
     pub fn status_url(mut self, url: impl Fn(&Key) -> String + Send + Sync + 'static) -> Self {
-        self.status_url = Some(Box::new(url));
+        self.choices.status_url = Some(Box::new(url));
         self
     }
 }
@@ -106,26 +167,40 @@ impl Builder<Scoped> {
     /// # Errors
     /// The first setting that is outside its limits.
     pub fn build(self) -> Result<IdempotencyLayer, LimitExceeded> {
-        self.config.check()?;
-        let running = Arc::new(Semaphore::new(self.config.running_max));
-        Ok(IdempotencyLayer::new(Shared {
-            store: self.store,
-            config: self.config,
+        let Choices {
+            store,
+            config,
+            named,
+            choose,
+            target,
+            status_url,
+            reconcile,
+            observer,
+        } = self.choices;
+        config.check()?;
+        named.iter().try_for_each(|(_, config)| config.check())?;
+        let common = Common {
+            store,
             scope: self.scope.0?,
-            target: self.target,
-            status_url: self.status_url,
-            tasks: TaskTracker::new(),
-            waiters: Arc::new(Waiters::default()),
-            latency: Latency::default(),
-            running,
-        }))
+            target,
+            status_url,
+            reconcile,
+            observer,
+            counts: Default::default(),
+            tasks: Default::default(),
+            waiters: Default::default(),
+            latency: Default::default(),
+            running: Default::default(),
+        };
+        let base = Shared::new(Arc::new(common), config);
+        Ok(IdempotencyLayer::new(Routes::new(base, named, choose)))
     }
 }
 
 impl<S> std::fmt::Debug for Builder<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Builder")
-            .field("config", &self.config)
+            .field("config", &self.choices.config)
             .finish_non_exhaustive()
     }
 }

@@ -6,9 +6,36 @@ use semel_core::claim::WITHDRAWN_MS;
 use semel_core::limits::{self, LimitExceeded};
 use semel_core::{Keep, OwnerLost, RetryPolicy};
 
+use crate::fingerprint::Profile;
 use crate::headers::IDEMPOTENCY_KEY;
-use crate::key::KeyForm;
+use crate::key::{BodyKey, KeyForm};
 use crate::policy::{Guarantee, StatusPolicy};
+
+/// Headers in a fingerprint beside its own, at most.
+pub const FINGERPRINT_HEADERS_MAX: usize = 6;
+
+/// What happens to a keyed request while the store gives no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Outage {
+    /// 503 with `Retry-After`; nothing is run. The default.
+    #[default]
+    Closed,
+    /// It is run without protection: twice when it is sent twice. The answer says `Semel-Guarantee: none`, and it is
+    /// counted ([`Event::OpenPassed`](crate::Event::OpenPassed)). For routes where a refusal costs more than a second run.
+    Open,
+}
+
+/// Whether keys decide anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// They do. The default.
+    #[default]
+    Enforce,
+    /// Nothing is refused and nothing replayed: it is only counted and told to the observer what would have been a
+    /// duplicate, a mismatch or a refusal. For trying the layer before relying on it. Its records stand in a scope of
+    /// their own and mean nothing once keys are enforced.
+    Shadow,
+}
 
 /// Settings of a layer. `Config::default()` is meant to be right for most services.
 #[derive(Debug, Clone)]
@@ -17,17 +44,28 @@ pub struct Config {
     pub header: HeaderName,
     /// Which forms of a key are taken. Default quoted and bare.
     pub key_form: KeyForm,
+    /// Other headers that may carry the key, such as `X-Idempotency-Key` or `PayPal-Request-Id`: quoted or bare, whatever
+    /// `key_form` says. A request whose sources name two keys is refused. Default none.
+    pub aliases: Vec<HeaderName>,
+    /// Fields of the body that may carry the key. Bodies of such routes are read before it is known whether there is a
+    /// key. Default none.
+    pub body_keys: Vec<BodyKey>,
     /// Bytes of a key at most, decoded: 1 to 255. Default 255.
     pub key_bytes_max: usize,
     /// Methods that must carry a key; others may. Safe methods ignore it. Default none.
     pub required_for: Vec<Method>,
+    /// Methods for which a key means nothing, beside the safe ones. Default none.
+    pub ignored_for: Vec<Method>,
     /// Bytes of a keyed request's body at most; more is 413. Default 1 MiB.
     pub request_bytes_max: usize,
     /// Bytes of an answer's body that are kept at most; the first caller gets a larger one whole, a retry is told
     /// "done, answer not kept". Default 960 KiB; the stored form with its headers has a limit of its own,
     /// [`limits::OUTCOME_BYTES_MAX`].
     pub response_bytes_max: usize,
-    /// Headers outside the fingerprint's own that count as a part of what was asked. Default none.
+    /// What counts as the same request. Default [`Profile::Raw`]: the body's bytes.
+    pub profile: Profile,
+    /// Headers outside the fingerprint's own that count as a part of what was asked; at most
+    /// [`FINGERPRINT_HEADERS_MAX`]. Default none.
     pub fingerprint_headers: Vec<HeaderName>,
     /// Milliseconds of a claim; renewed at a third while the handler runs. A crashed process blocks a key for this
     /// long before it reads as unknown. Default 30 000.
@@ -50,6 +88,12 @@ pub struct Config {
     pub run_ms_max: u64,
     /// Milliseconds that one call to the store may take, at most [`WITHDRAWN_MS`]. Default 5 000.
     pub store_ms_max: u64,
+    /// Milliseconds that a reconcile hook may take. Default 5 000.
+    pub reconcile_ms_max: u64,
+    /// What happens while the store gives no answer to a claim. Default closed.
+    pub outage: Outage,
+    /// Whether keys decide anything. Default they do.
+    pub mode: Mode,
     /// How long an outcome that could not be stored is tried again, after its answer was sent. Default 50 ms growing
     /// to 5 s, for 10 minutes.
     pub completion_retry: RetryPolicy,
@@ -64,10 +108,14 @@ impl Default for Config {
         Self {
             header: IDEMPOTENCY_KEY,
             key_form: KeyForm::Lenient,
+            aliases: Vec::new(),
+            body_keys: Vec::new(),
             key_bytes_max: limits::KEY_ID_BYTES_MAX,
             required_for: Vec::new(),
+            ignored_for: Vec::new(),
             request_bytes_max: 1 << 20,
             response_bytes_max: 960 << 10,
+            profile: Profile::Raw,
             fingerprint_headers: Vec::new(),
             lease_ms: 30_000,
             owner_lost: OwnerLost::Hold,
@@ -78,6 +126,9 @@ impl Default for Config {
             running_max: 4_096,
             run_ms_max: 600_000,
             store_ms_max: 5_000,
+            reconcile_ms_max: 5_000,
+            outage: Outage::Closed,
+            mode: Mode::Enforce,
             completion_retry: RetryPolicy {
                 initial_ms: 50,
                 cap_ms: 5_000,
@@ -112,6 +163,14 @@ impl Config {
             self.response_bytes_max as u64,
             0,
             limits::OUTCOME_BYTES_MAX as u64,
+            help,
+        )?;
+        limits::check(
+            "fingerprint_headers",
+            "names",
+            self.fingerprint_headers.len() as u64,
+            0,
+            FINGERPRINT_HEADERS_MAX as u64,
             help,
         )?;
         // Below 3 ms a renewal at a third would come at once, for ever.

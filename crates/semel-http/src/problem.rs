@@ -35,6 +35,8 @@ pub enum ProblemKind {
     AnonymousScope,
     /// The store gives no answer; nothing was run.
     StoreUnavailable,
+    /// The store has no room; nothing was run.
+    StoreFull,
     /// Too much at once.
     Busy,
     /// The handler panicked or its answer broke off.
@@ -125,6 +127,7 @@ impl ProblemKind {
                 "Keys cannot be looked up now",
                 Refused,
             ),
+            Self::StoreFull => ("SEM0430", "store-full", 503, "No room for another key", Refused),
             Self::Busy => (
                 "SEM0412",
                 "too-busy",

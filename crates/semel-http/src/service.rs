@@ -10,15 +10,18 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response};
 use http_body::Body as HttpBody;
-use http_body_util::{BodyExt, Limited};
-use semel_core::{Clock, Key, SystemClock};
-use tokio::sync::oneshot;
+use semel_core::{Clock, Fingerprint, Key, SystemClock};
 use tower_service::Service;
-use tracing::Instrument;
+use tracing::Instrument as _;
 
 use crate::body::{Body, BoxError};
+use crate::collect::{Collected, collect};
+use crate::config::Mode;
+use crate::key::{Found, KeyError};
+use crate::observe::Event;
 use crate::problem::ProblemKind;
-use crate::run::{self, Job, Turn};
+use crate::route::Routes;
+use crate::run::{self, Detach, Job, Turn};
 use crate::scope::ScopeError;
 use crate::shared::Shared;
 use crate::wait::WaitEnd;
@@ -28,12 +31,12 @@ use crate::{fingerprint, key};
 #[derive(Clone)]
 pub struct Idempotency<S> {
     inner: S,
-    shared: Arc<Shared>,
+    routes: Arc<Routes>,
 }
 
 impl<S> Idempotency<S> {
-    pub(crate) const fn new(inner: S, shared: Arc<Shared>) -> Self {
-        Self { inner, shared }
+    pub(crate) const fn new(inner: S, routes: Arc<Routes>) -> Self {
+        Self { inner, routes }
     }
 }
 
@@ -65,49 +68,188 @@ where
         // The clone that was polled ready serves this request; the fresh one stays behind.
         let fresh = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, fresh);
-        let shared = Arc::clone(&self.shared);
-        match admit(&shared, request.headers(), request.method()) {
-            Admission::Pass => {
-                let answer = inner.call(request.map(Body::new));
-                Box::pin(async move { Ok(answer.await?.map(Body::new)) })
+        let (parts, body) = request.into_parts();
+        let way = self
+            .routes
+            .of(&parts)
+            .map(|shared| (shared, admit(shared, &parts)));
+        match way {
+            None | Some((_, Admission::Pass)) => {
+                Box::pin(pass(inner.call(Request::from_parts(parts, Body::new(body)))))
             }
-            Admission::Refused(response) => Box::pin(async move { Ok(response) }),
-            Admission::Keyed(id) => Box::pin(keyed(shared, inner, request, id)),
+            Some((shared, Admission::Refused(refusal))) if shared.config.mode == Mode::Shadow => {
+                shared.saw(Event::ShadowRefused, None);
+                drop(refusal);
+                Box::pin(pass(inner.call(Request::from_parts(parts, Body::new(body)))))
+            }
+            Some((shared, Admission::Refused(Refusal(kind, detail)))) => {
+                let response = shared.refused(kind, detail);
+                Box::pin(async move { Ok(response) })
+            }
+            Some((shared, Admission::Keyed(found))) => {
+                Box::pin(keyed(Arc::clone(shared), inner, parts, body, found))
+            }
         }
+    }
+}
+
+/// The inner service's answer, untouched.
+async fn pass<ResBody, E>(
+    answer: impl Future<Output = Result<Response<ResBody>, E>>,
+) -> Result<Response<Body>, E>
+where
+    ResBody: HttpBody<Data = Bytes> + Send + 'static,
+    ResBody::Error: Into<BoxError>,
+{
+    Ok(answer.await?.map(Body::new))
+}
+
+/// Why a request gets no further, before the store was touched.
+struct Refusal(ProblemKind, String);
+
+impl From<KeyError> for Refusal {
+    fn from(error: KeyError) -> Self {
+        Self(ProblemKind::KeyMalformed, error.to_string())
     }
 }
 
 enum Admission {
     Pass,
-    Keyed(Box<[u8]>),
-    Refused(Response<Body>),
+    /// It has a key, or may have one in its body.
+    Keyed(Option<Found>),
+    Refused(Refusal),
 }
 
-/// Reads the key. Nothing here touches the store.
-fn admit(shared: &Shared, headers: &http::HeaderMap, method: &http::Method) -> Admission {
+/// Reads the key of the headers.
+fn admit(shared: &Shared, parts: &Parts) -> Admission {
     let config = &shared.config;
-    if method.is_safe() {
+    if parts.method.is_safe() || config.ignored_for.contains(&parts.method) {
         return Admission::Pass;
     }
-    match key::read(headers, &config.header, config.key_form, config.key_bytes_max) {
-        Ok(Some(id)) => Admission::Keyed(id),
-        Ok(None) if config.required_for.contains(method) => Admission::Refused(shared.problem(
-            ProblemKind::KeyMissing,
-            format!(
-                "send a {} header: one new value per operation, the same on each retry",
-                config.header
-            ),
-        )),
-        Ok(None) => Admission::Pass,
-        Err(error) => Admission::Refused(shared.problem(ProblemKind::KeyMalformed, error.to_string())),
+    match key::from_headers(&parts.headers, config) {
+        Ok(None) if config.body_keys.is_empty() => {
+            missing(shared, parts).map_or(Admission::Pass, Admission::Refused)
+        }
+        Ok(found) => Admission::Keyed(found),
+        Err(error) => Admission::Refused(error.into()),
+    }
+}
+
+/// What a request without a key is told; `None` where it needs none.
+fn missing(shared: &Shared, parts: &Parts) -> Option<Refusal> {
+    let config = &shared.config;
+    config.required_for.contains(&parts.method).then(|| {
+        let detail = format!(
+            "send a {} header: one new value per operation, the same on each retry",
+            config.header
+        );
+        Refusal(ProblemKind::KeyMissing, detail)
+    })
+}
+
+/// The key with its scope.
+fn scoped(shared: &Shared, parts: &Parts, id: &[u8]) -> Result<Key, Refusal> {
+    let scope = shared.scope.scope(parts).map_err(|error| {
+        let kind = match error {
+            ScopeError::NoPrincipal => ProblemKind::NoPrincipal,
+            ScopeError::CredentialsWithoutResolver => {
+                tracing::error!("{error}");
+                ProblemKind::AnonymousScope
+            }
+        };
+        Refusal(kind, error.to_string())
+    })?;
+    Key::new(scope, id).map_err(|limit| Refusal(ProblemKind::KeyMalformed, limit.to_string()))
+}
+
+/// What becomes of a request on its way to the claim.
+enum Way<S> {
+    /// It has a key.
+    Run(Job<S>),
+    /// It has none and needs none, or is to pass whatever it is.
+    Pass(S, Request<Body>),
+    Refused(Refusal),
+}
+
+/// Scope, key and whole body. Still nothing touches the store.
+async fn prepare<S, B>(shared: &Shared, inner: S, parts: Parts, body: B, found: Option<Found>) -> Way<S>
+where
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let shadow = shared.config.mode == Mode::Shadow;
+    // Before the body is read: who may not ask is not worth a buffer.
+    let early = found.as_ref().map(|found| scoped(shared, &parts, &found.id));
+    let early = match early.transpose() {
+        Ok(key) => key,
+        Err(_) if shadow => {
+            shared.saw(Event::ShadowRefused, None);
+            return Way::Pass(inner, Request::from_parts(parts, Body::new(body)));
+        }
+        Err(refusal) => return Way::Refused(refusal),
+    };
+    let max = shared.config.request_bytes_max;
+    let (refusal, body) = match collect(body, max).await {
+        Collected::Whole(body, trailers) => {
+            let key = match (early, shared.config.body_keys.is_empty()) {
+                (Some(key), true) => Ok(Some(key)),
+                (_, _) => in_the_body(shared, &parts, &body, found),
+            };
+            match key {
+                Ok(Some(key)) => {
+                    // Set by the caller, who may wait for it.
+                    let fingerprint = Fingerprint::of(b"");
+                    return Way::Run(Job {
+                        parts,
+                        body,
+                        trailers,
+                        key,
+                        fingerprint,
+                        inner,
+                    });
+                }
+                Ok(None) => {
+                    let body = Body::with_trailers(body, trailers);
+                    return Way::Pass(inner, Request::from_parts(parts, body));
+                }
+                Err(refusal) => (refusal, Body::with_trailers(body, trailers)),
+            }
+        }
+        Collected::TooLarge(body) => {
+            let detail = format!("the body is larger than request_bytes_max = {max} bytes");
+            (Refusal(ProblemKind::RequestTooLarge, detail), body)
+        }
+        Collected::Broken(error, body) => {
+            let detail = format!("the body ended early, so nothing was run: {error}");
+            (Refusal(ProblemKind::RequestBroken, detail), body)
+        }
+    };
+    if shadow {
+        shared.saw(Event::ShadowRefused, None);
+        return Way::Pass(inner, Request::from_parts(parts, body));
+    }
+    Way::Refused(refusal)
+}
+
+/// The one key of headers and body.
+fn in_the_body(
+    shared: &Shared,
+    parts: &Parts,
+    body: &[u8],
+    found: Option<Found>,
+) -> Result<Option<Key>, Refusal> {
+    match key::from_body(&parts.headers, body, found, &shared.config)? {
+        Some(found) => scoped(shared, parts, &found.id).map(Some),
+        None => missing(shared, parts).map_or(Ok(None), Err),
     }
 }
 
 async fn keyed<S, ReqBody, ResBody>(
     shared: Arc<Shared>,
     inner: S,
-    request: Request<ReqBody>,
-    id: Box<[u8]>,
+    parts: Parts,
+    body: ReqBody,
+    found: Option<Found>,
 ) -> Result<Response<Body>, S::Error>
 where
     S: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
@@ -118,92 +260,43 @@ where
     ResBody: HttpBody<Data = Bytes> + Send + 'static,
     ResBody::Error: Into<BoxError>,
 {
-    let (parts, body) = request.into_parts();
-    let (key, body) = match prepare(&shared, &parts, body, id).await {
-        Ok(prepared) => prepared,
-        Err(response) => return Ok(*response),
+    let mut job = match prepare(&shared, inner, parts, body, found).await {
+        Way::Run(job) => job,
+        Way::Pass(mut inner, request) => return pass(inner.call(request)).await,
+        Way::Refused(Refusal(kind, detail)) => return Ok(shared.refused(kind, detail)),
     };
-    let target = (shared.target)(&parts);
-    let fingerprint = fingerprint::raw(&parts, &target, &shared.config.fingerprint_headers, &body);
-    let mut job = Job {
-        parts,
-        body,
-        key,
-        fingerprint,
-        inner,
-    };
-    let deadline = SystemClock.monotonic() + Duration::from_millis(shared.config.wait_ms_max);
+    let target = shared.target.as_ref().map(|target| target(&job.parts));
+    let asked = run::asked(&shared, &job.parts, &job.body, target.as_deref());
+    job.fingerprint = fingerprint::of(asked, &shared.config.profile).await;
+    if shared.config.mode == Mode::Shadow {
+        return run::shadow(&shared, job).await;
+    }
+    let mut deadline = None;
     loop {
-        let Ok(permit) = Arc::clone(&shared.running).try_acquire_owned() else {
-            return Ok(shared.too_busy());
+        let Some(place) = shared.place() else {
+            return Ok(shared.too_busy(&job.key));
         };
-        // The claim and the run belong to a task of their own: this future dies with its client, the very case
-        // that keys exist for (rule K4, and the row "client gives up" of the tests).
-        let key = job.key.clone();
-        let (tell, told) = oneshot::channel();
-        let run = run::claim_and_run(Arc::clone(&shared), job, tell, permit);
-        drop(shared.tasks.spawn(run.instrument(tracing::Span::current())));
-        match told.await {
-            Ok(Turn::Answer(response)) => return response,
-            Ok(Turn::Busy(same, lease_left)) => {
+        // This future dies with its client, the very case that keys exist for (rule K4, and the row "client gives up" of
+        // the tests): the claim and the run then go on without it.
+        let claim = run::claim_and_run(Arc::clone(&shared), job, place);
+        match Detach::new(Arc::clone(&shared), claim).await {
+            Turn::Answer(response) => return response,
+            Turn::Stream(response, rest) => {
+                drop(shared.tasks.spawn(rest.instrument(tracing::Span::current())));
+                return Ok(response);
+            }
+            Turn::Busy(same, lease_left) => {
+                let wait = Duration::from_millis(shared.config.wait_ms_max);
+                let deadline = *deadline.get_or_insert_with(|| SystemClock.monotonic() + wait);
                 let (per_key, all) = (shared.config.waiters_per_key_max, shared.config.waiters_max);
-                let Some(waiter) = shared.waiters.subscribe(&key, per_key, all) else {
-                    return Ok(shared.still_running());
+                let Some(waiter) = shared.waiters.subscribe(&same.key, per_key, all) else {
+                    return Ok(shared.still_running(&same.key));
                 };
                 match waiter.wait(&*shared.store, lease_left, deadline).await {
                     WaitEnd::Changed => job = *same,
-                    WaitEnd::TimedOut => return Ok(shared.still_running()),
+                    WaitEnd::TimedOut => return Ok(shared.still_running(&same.key)),
                 }
             }
-            // Only a bug of ours in the task, or a runtime that is shutting down.
-            Err(_) => {
-                tracing::error!(%key, "the task of a keyed run ended without an answer");
-                return Ok(shared.problem(
-                    ProblemKind::HandlerFailed,
-                    "the request was cut off inside the service",
-                ));
-            }
-        }
-    }
-}
-
-/// Scope, key and whole body, or the answer that refuses the request. Still nothing touches the store.
-async fn prepare<B>(
-    shared: &Shared,
-    parts: &Parts,
-    body: B,
-    id: Box<[u8]>,
-) -> Result<(Key, Bytes), Box<Response<Body>>>
-where
-    B: HttpBody<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
-    let scope = shared.scope.scope(parts).map_err(|error| {
-        let kind = match error {
-            ScopeError::NoPrincipal => ProblemKind::NoPrincipal,
-            ScopeError::CredentialsWithoutResolver => {
-                tracing::error!("{error}");
-                ProblemKind::AnonymousScope
-            }
-        };
-        Box::new(shared.problem(kind, error.to_string()))
-    })?;
-    let key = Key::new(scope, id)
-        .map_err(|limit| Box::new(shared.problem(ProblemKind::KeyMalformed, limit.to_string())))?;
-    let max = shared.config.request_bytes_max;
-    let too_large = || {
-        let detail = format!("the body is larger than request_bytes_max = {max} bytes");
-        Box::new(shared.problem(ProblemKind::RequestTooLarge, detail))
-    };
-    if body.size_hint().lower() > max as u64 {
-        return Err(too_large());
-    }
-    match Limited::new(body, max).collect().await {
-        Ok(whole) => Ok((key, whole.to_bytes())),
-        Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(too_large()),
-        Err(error) => {
-            let detail = format!("the body ended early, so nothing was run: {error}");
-            Err(Box::new(shared.problem(ProblemKind::RequestBroken, detail)))
         }
     }
 }

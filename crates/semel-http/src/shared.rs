@@ -1,17 +1,22 @@
 //! What all clones of one layer share.
 
+use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::Response;
+use http::header::HeaderValue;
 use http::request::Parts;
+use semel_core::claim::Reconcile;
 use semel_core::{Key, KeyStore, Timestamp};
-use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::body::Body;
 use crate::config::Config;
 use crate::headers::{SEMEL_GUARANTEE, SEMEL_NO_STORE, SEMEL_OUTCOME, SEMEL_RETAINED_UNTIL};
+use crate::observe::{Counts, Event, Observer};
 use crate::policy::OutcomeWord;
 use crate::problem::{Problem, ProblemKind};
 use crate::scope::ScopeResolver;
@@ -20,27 +25,96 @@ use crate::wait::{Latency, Waiters};
 /// Seconds in `Retry-After` when the store or this process has no room now.
 pub(crate) const RETRY_SOON_S: u64 = 2;
 
+/// Seconds in `Retry-After` when the store is full: room comes with time or with its operator.
+const RETRY_FULL_S: u64 = 60;
+
 pub(crate) type Target = Box<dyn Fn(&Parts) -> Vec<u8> + Send + Sync>;
 pub(crate) type StatusUrl = Box<dyn Fn(&Key) -> String + Send + Sync>;
 
-pub(crate) struct Shared {
+/// What all routes of a layer share.
+pub(crate) struct Common {
     pub(crate) store: Arc<dyn KeyStore>,
-    pub(crate) config: Config,
     pub(crate) scope: Box<dyn ScopeResolver>,
-    pub(crate) target: Target,
+    pub(crate) target: Option<Target>,
     pub(crate) status_url: Option<StatusUrl>,
+    pub(crate) reconcile: Option<Arc<dyn Reconcile>>,
+    pub(crate) observer: Option<Box<dyn Observer>>,
+    pub(crate) counts: Counts,
     pub(crate) tasks: TaskTracker,
     pub(crate) waiters: Arc<Waiters>,
     pub(crate) latency: Latency,
-    pub(crate) running: Arc<Semaphore>,
+    pub(crate) running: AtomicUsize,
+}
+
+/// What the requests of one route share: its settings, and what it shares with the other routes.
+pub(crate) struct Shared {
+    common: Arc<Common>,
+    pub(crate) config: Config,
+    guarantee: HeaderValue,
+}
+
+impl Deref for Shared {
+    type Target = Common;
+
+    fn deref(&self) -> &Common {
+        &self.common
+    }
+}
+
+/// A place among the keyed requests that run in this process; given back on drop. While it lives, a drain waits.
+pub(crate) struct Place {
+    shared: Arc<Shared>,
+    _tracked: TaskTrackerToken,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.shared.running.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Shared {
-    pub(crate) fn store_timeout(&self) -> Duration {
+    pub(crate) fn new(common: Arc<Common>, config: Config) -> Self {
+        let survives = common.store.capabilities().token_survives_failover;
+        let guarantee = config.guarantee.header(survives);
+        Self {
+            common,
+            config,
+            guarantee,
+        }
+    }
+
+    /// The same with other settings; places, waiters and counts are still shared.
+    pub(crate) fn with_config(&self, config: Config) -> Self {
+        Self::new(Arc::clone(&self.common), config)
+    }
+
+    /// A place to run, unless `running_max` are taken.
+    pub(crate) fn place(self: &Arc<Self>) -> Option<Place> {
+        if self.running.fetch_add(1, Ordering::Relaxed) >= self.config.running_max {
+            self.running.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(Place {
+            shared: Arc::clone(self),
+            _tracked: self.tasks.token(),
+        })
+    }
+
+    /// Counts what a request came to.
+    pub(crate) fn saw(&self, event: Event, key: Option<&Key>) {
+        self.counts.add(event);
+        if let Some(observer) = &self.observer {
+            observer.saw(event, key);
+        }
+    }
+
+    /// The longest that one call to the store may take.
+    pub(crate) const fn store_timeout(&self) -> Duration {
         Duration::from_millis(self.config.store_ms_max)
     }
 
-    /// Marks an answer with what it says about the operation; the handler's control headers go.
+    /// Sets Semel's headers. A guarantee that the handler gave of itself is kept.
     pub(crate) fn stamp(
         &self,
         response: &mut Response<Body>,
@@ -50,13 +124,12 @@ impl Shared {
         let headers = response.headers_mut();
         headers.remove(SEMEL_NO_STORE);
         headers.insert(SEMEL_OUTCOME, word.header());
-        if let Some(until) = retained.and_then(|until| until.rfc3339().parse().ok()) {
+        if let Some(until) = retained.and_then(|until| HeaderValue::try_from(until.rfc3339()).ok()) {
             headers.insert(SEMEL_RETAINED_UNTIL, until);
         }
-        if !headers.contains_key(SEMEL_GUARANTEE) {
-            let survives = self.store.capabilities().token_survives_failover;
-            headers.insert(SEMEL_GUARANTEE, self.config.guarantee.header(survives));
-        }
+        headers
+            .entry(SEMEL_GUARANTEE)
+            .or_insert_with(|| self.guarantee.clone());
     }
 
     /// A problem as a marked response.
@@ -70,8 +143,15 @@ impl Shared {
         self.answer(&Problem::new(kind, detail))
     }
 
+    /// The request itself is at fault; nothing was run and the store was not touched.
+    pub(crate) fn refused(&self, kind: ProblemKind, detail: impl Into<String>) -> Response<Body> {
+        self.saw(Event::Refused, None);
+        self.problem(kind, detail)
+    }
+
     /// "Still running": with a `Retry-After` from what runs usually take.
-    pub(crate) fn still_running(&self) -> Response<Body> {
+    pub(crate) fn still_running(&self, key: &Key) -> Response<Body> {
+        self.saw(Event::Running, Some(key));
         let kind = ProblemKind::Running;
         let detail = "the first request with this key has not ended; send the same request again later";
         self.answer(&Problem::new(kind, detail).retry_after(self.latency.retry_after_s()))
@@ -79,6 +159,7 @@ impl Shared {
 
     /// "Not known": a state of its own, so no `Retry-After` that a client would loop on (rule K11).
     pub(crate) fn unknown(&self, key: &Key) -> Response<Body> {
+        self.saw(Event::Unknown, Some(key));
         let kind = ProblemKind::Unknown;
         let detail = "an earlier request with this key began and its end is not known; it is not run again until \
                       its operator has found out what happened";
@@ -86,14 +167,24 @@ impl Shared {
         self.answer(&Problem::new(kind, detail).status_url(url))
     }
 
-    pub(crate) fn no_store(&self) -> Response<Body> {
+    pub(crate) fn no_store(&self, key: &Key) -> Response<Body> {
+        self.saw(Event::StoreDown, Some(key));
         let kind = ProblemKind::StoreUnavailable;
         let detail =
             "the store of keys gives no answer, so nothing was run; send the same request again later";
         self.answer(&Problem::new(kind, detail).retry_after(RETRY_SOON_S))
     }
 
-    pub(crate) fn too_busy(&self) -> Response<Body> {
+    pub(crate) fn store_full(&self, key: &Key) -> Response<Body> {
+        self.saw(Event::StoreFull, Some(key));
+        let kind = ProblemKind::StoreFull;
+        let detail = "the store of keys has no room for another record, so nothing was run; no record that counts is \
+                      thrown away for it; send the same request again later";
+        self.answer(&Problem::new(kind, detail).retry_after(RETRY_FULL_S))
+    }
+
+    pub(crate) fn too_busy(&self, key: &Key) -> Response<Body> {
+        self.saw(Event::TooBusy, Some(key));
         let kind = ProblemKind::Busy;
         let detail = format!(
             "running_max = {} keyed requests are running; send it again later",

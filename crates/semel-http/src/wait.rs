@@ -1,15 +1,17 @@
 //! Duplicates that wait for the first one's answer.
 //!
 //! A waiter subscribes, then reads, so that it cannot miss a completion between the two (rule K11). Completions of
-//! this process wake it; those of other processes are found by reading the record again, ever more slowly. A wake
-//! is a hint: what counts is the record.
+//! this process wake it; those of other processes do so where the store can tell ([`KeyStore::subscribe`]), and are found
+//! by reading the record again, ever more slowly. A wake is a hint: what counts is the record.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use semel_core::claim::State;
+use semel_core::store::Hint;
 use semel_core::{Clock, Key, KeyStore, KeyStoreExt, SystemClock};
 use tokio::sync::Notify;
 
@@ -17,15 +19,16 @@ use tokio::sync::Notify;
 const POLL_FIRST: Duration = Duration::from_millis(5);
 /// Longest pause between two readings.
 const POLL_MAX: Duration = Duration::from_millis(250);
+/// The same where the store tells of changes: only for hints that were lost.
+const POLL_MAX_TOLD: Duration = Duration::from_secs(2);
 
 /// Who waits for what in this process.
 #[derive(Debug, Default)]
-pub(crate) struct Waiters(Mutex<Inner>);
-
-#[derive(Debug, Default)]
-struct Inner {
-    keys: HashMap<Key, Waited>,
-    total: usize,
+pub(crate) struct Waiters {
+    keys: Mutex<HashMap<Key, Waited>>,
+    /// All of them. Raised before a waiter reads its record, so whoever changes a record and then finds 0 here has nobody
+    /// to wake.
+    total: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -54,17 +57,20 @@ pub(crate) enum WaitEnd {
 impl Waiters {
     /// A place, unless one of the two limits is reached.
     pub(crate) fn subscribe(self: &Arc<Self>, key: &Key, per_key_max: usize, max: usize) -> Option<Waiter> {
-        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if inner.total >= max || per_key_max == 0 {
+        if per_key_max == 0 {
             return None;
         }
-        let waited = inner.keys.entry(key.clone()).or_default();
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.total.load(Ordering::SeqCst) >= max {
+            return None;
+        }
+        let waited = keys.entry(key.clone()).or_default();
         if waited.count >= per_key_max {
             return None;
         }
         waited.count += 1;
         let notify = Arc::clone(&waited.notify);
-        inner.total += 1;
+        self.total.fetch_add(1, Ordering::SeqCst);
         Some(Waiter {
             waiters: Arc::clone(self),
             key: key.clone(),
@@ -74,8 +80,11 @@ impl Waiters {
 
     /// Wakes this process's waiters for a key.
     pub(crate) fn wake(&self, key: &Key) {
-        let inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(waited) = inner.keys.get(key) {
+        if self.total.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(waited) = keys.get(key) {
             waited.notify.notify_waiters();
         }
     }
@@ -83,9 +92,9 @@ impl Waiters {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        let mut inner = self.waiters.0.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.total = inner.total.saturating_sub(1);
-        if let Entry::Occupied(mut waited) = inner.keys.entry(self.key.clone()) {
+        let mut keys = self.waiters.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiters.total.fetch_sub(1, Ordering::SeqCst);
+        if let Entry::Occupied(mut waited) = keys.entry(self.key.clone()) {
             waited.get_mut().count = waited.get().count.saturating_sub(1);
             if waited.get().count == 0 {
                 waited.remove();
@@ -104,10 +113,14 @@ impl Waiter {
     ) -> WaitEnd {
         let lease_end = SystemClock.monotonic() + lease_left;
         let mut pause = POLL_FIRST;
+        let mut hint: Option<Hint> = None;
         loop {
             let woken = self.notify.notified();
             tokio::pin!(woken);
             woken.as_mut().enable();
+            if hint.is_none() {
+                hint = store.subscribe(&self.key).await;
+            }
             match store.read(&self.key).await {
                 Ok(Some(record)) if matches!(record.state, State::Claimed { .. }) => {}
                 Ok(_) => return WaitEnd::Changed,
@@ -122,34 +135,41 @@ impl Waiter {
                 return WaitEnd::Changed;
             }
             let sleep = pause.min(deadline - now).min(lease_end - now);
-            tokio::select! {
-                () = &mut woken => {}
-                () = tokio::time::sleep(sleep) => {}
+            let told = async {
+                match &mut hint {
+                    Some(hint) => hint.await,
+                    None => std::future::pending().await,
+                }
+            };
+            let spent = tokio::select! {
+                () = &mut woken => false,
+                () = told => true,
+                () = tokio::time::sleep(sleep) => false,
+            };
+            if spent {
+                hint = None;
             }
-            pause = (pause * 2).min(POLL_MAX);
+            pause = (pause * 2).min(if hint.is_some() { POLL_MAX_TOLD } else { POLL_MAX });
         }
     }
 }
 
-/// How long runs take, to compute `Retry-After`: a moving average in milliseconds.
+/// How long runs take, to compute `Retry-After`: a moving average in microseconds. Two runs that end at once may count as
+/// one: it is an estimate.
 #[derive(Debug, Default)]
-pub(crate) struct Latency(Mutex<f64>);
+pub(crate) struct Latency(AtomicU64);
 
 impl Latency {
     pub(crate) fn record(&self, run: Duration) {
-        let mut average = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let ms = run.as_secs_f64() * 1_000.0;
-        *average = if *average == 0.0 {
-            ms
-        } else {
-            *average * 0.9 + ms * 0.1
-        };
+        let us = u64::try_from(run.as_micros()).unwrap_or(u64::MAX).min(1 << 50);
+        let average = self.0.load(Ordering::Relaxed);
+        let next = if average == 0 { us } else { (average * 9 + us) / 10 };
+        self.0.store(next, Ordering::Relaxed);
     }
 
     /// Whole seconds, 1 to 60.
     pub(crate) fn retry_after_s(&self) -> u64 {
-        let average = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        ((average / 1_000.0).ceil() as u64).clamp(1, 60)
+        self.0.load(Ordering::Relaxed).div_ceil(1_000_000).clamp(1, 60)
     }
 }
 
@@ -176,7 +196,7 @@ mod tests {
         drop(first);
         assert!(waiters.subscribe(&key("a"), 1, 2).is_some());
         assert_eq!(
-            waiters.0.lock().unwrap().keys.len(),
+            waiters.keys.lock().unwrap().len(),
             1,
             "no empty entries stay behind"
         );

@@ -10,6 +10,7 @@
 //! A handler that knows better says so: see [`Disposition`] and [`SEMEL_OUTCOME`].
 
 mod disposition;
+pub(crate) mod grpc;
 mod words;
 
 pub use disposition::{Disposition, KeepFor};

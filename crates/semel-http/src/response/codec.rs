@@ -1,9 +1,10 @@
 //! The stored form of an answer, byte for byte.
 //!
 //! ```text
-//! version u8 = 1 | status u16 | headers u32 | (name length u16, name, value length u32, value)* | body to the end
+//! version u8 = 2 | status u16 | headers | trailers | body to the end
+//! headers, trailers: count u32 | (name length u16, name, value length u32, value)*
 //! ```
-//! Numbers are big endian. Headers keep their order, duplicates and bytes that are no UTF-8.
+//! Numbers are big endian. Version 1 had no trailers, and is read. Headers keep their order, duplicates and bytes that are no UTF-8.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::{HeaderName, HeaderValue};
@@ -12,7 +13,7 @@ use http::{HeaderMap, StatusCode};
 use super::strip;
 
 /// The version written today. Another version is not replayed: the retry is told that the answer is not kept.
-pub const CODEC_VERSION: u8 = 1;
+pub const CODEC_VERSION: u8 = 2;
 
 /// What is kept of a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct StoredResponse {
     pub status: StatusCode,
     /// The headers that are the answer's own, in order.
     pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// The fields behind the body, in order: gRPC has its status there.
+    pub trailers: Vec<(HeaderName, HeaderValue)>,
     /// The body's bytes.
     pub body: Bytes,
 }
@@ -45,6 +48,7 @@ impl StoredResponse {
             headers: strip::kept(headers)
                 .map(|(name, value)| (name.clone(), value.clone()))
                 .collect(),
+            trailers: Vec::new(),
             body,
         }
     }
@@ -52,23 +56,28 @@ impl StoredResponse {
     /// The stored form.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        let headers: usize = self
-            .headers
-            .iter()
-            .map(|(n, v)| 6 + n.as_str().len() + v.len())
-            .sum();
-        let mut out = BytesMut::with_capacity(7 + headers + self.body.len());
-        out.put_u8(CODEC_VERSION);
-        out.put_u16(self.status.as_u16());
-        // `http` itself allows fewer than 2^15 headers, names below 2^16 and values below 2^32 bytes.
-        out.put_u32(u32::try_from(self.headers.len()).unwrap_or(u32::MAX));
-        for (name, value) in &self.headers {
-            out.put_u16(u16::try_from(name.as_str().len()).unwrap_or(u16::MAX));
-            out.put_slice(name.as_str().as_bytes());
-            out.put_u32(u32::try_from(value.len()).unwrap_or(u32::MAX));
-            out.put_slice(value.as_bytes());
-        }
+        let refs =
+            |fields: &[(HeaderName, HeaderValue)]| -> usize { fields.iter().map(|(n, v)| size(n, v)).sum() };
+        let room = refs(&self.headers) + refs(&self.trailers) + self.body.len();
+        let mut out = begin(self.status, room);
+        put_fields(&mut out, self.headers.iter().map(|(n, v)| (n, v)));
+        put_fields(&mut out, self.trailers.iter().map(|(n, v)| (n, v)));
         out.put_slice(&self.body);
+        out.freeze()
+    }
+
+    /// The stored form of what [`keep`](Self::keep) keeps, without copying the headers one by one.
+    pub(crate) fn encode_kept(
+        status: StatusCode,
+        headers: &HeaderMap,
+        trailers: Option<&HeaderMap>,
+        body: &[u8],
+    ) -> Bytes {
+        let room = headers.iter().map(|(n, v)| size(n, v)).sum::<usize>() + body.len();
+        let mut out = begin(status, room);
+        put_fields(&mut out, strip::kept(headers));
+        put_fields(&mut out, trailers.into_iter().flatten());
+        out.put_slice(body);
         out.freeze()
     }
 
@@ -79,25 +88,45 @@ impl StoredResponse {
     pub fn decode(stored: &Bytes) -> Result<Self, CodecError> {
         let mut rest = Cursor(stored.clone());
         let version = rest.take(1)?[0];
-        if version != CODEC_VERSION {
+        if !(1..=CODEC_VERSION).contains(&version) {
             return Err(CodecError::Version(version));
         }
         let status = StatusCode::from_u16(rest.number(2)? as u16).map_err(|_| CodecError::Damaged)?;
-        let count = rest.number(4)?;
-        let mut headers = Vec::new();
-        for _ in 0..count {
-            let name = rest.number(2)?;
-            let name = HeaderName::from_bytes(&rest.take(name)?).map_err(|_| CodecError::Damaged)?;
-            let value = rest.number(4)?;
-            let value = HeaderValue::from_maybe_shared(rest.take(value)?).map_err(|_| CodecError::Damaged)?;
-            headers.push((name, value));
-        }
+        let headers = rest.fields()?;
+        let trailers = if version == 1 { Vec::new() } else { rest.fields()? };
         Ok(Self {
             status,
             headers,
+            trailers,
             body: rest.0,
         })
     }
+}
+
+fn size(name: &HeaderName, value: &HeaderValue) -> usize {
+    6 + name.as_str().len() + value.len()
+}
+
+fn begin(status: StatusCode, room: usize) -> BytesMut {
+    let mut out = BytesMut::with_capacity(11 + room);
+    out.put_u8(CODEC_VERSION);
+    out.put_u16(status.as_u16());
+    out
+}
+
+fn put_fields<'a>(out: &mut BytesMut, fields: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>) {
+    let place = out.len();
+    out.put_u32(0);
+    // `http` itself allows fewer than 2^15 headers, names below 2^16 and values below 2^32 bytes.
+    let mut count = 0_u32;
+    for (name, value) in fields {
+        out.put_u16(u16::try_from(name.as_str().len()).unwrap_or(u16::MAX));
+        out.put_slice(name.as_str().as_bytes());
+        out.put_u32(u32::try_from(value.len()).unwrap_or(u32::MAX));
+        out.put_slice(value.as_bytes());
+        count += 1;
+    }
+    out[place..place + 4].copy_from_slice(&count.to_be_bytes());
 }
 
 /// What is left to read.
@@ -109,6 +138,19 @@ impl Cursor {
             return Err(CodecError::Damaged);
         }
         Ok(self.0.split_to(bytes))
+    }
+
+    fn fields(&mut self) -> Result<Vec<(HeaderName, HeaderValue)>, CodecError> {
+        let count = self.number(4)?;
+        let mut fields = Vec::new();
+        for _ in 0..count {
+            let name = self.number(2)?;
+            let name = HeaderName::from_bytes(&self.take(name)?).map_err(|_| CodecError::Damaged)?;
+            let value = self.number(4)?;
+            let value = HeaderValue::from_maybe_shared(self.take(value)?).map_err(|_| CodecError::Damaged)?;
+            fields.push((name, value));
+        }
+        Ok(fields)
     }
 
     /// A big endian number of at most four bytes.
@@ -126,22 +168,43 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_known_answer_has_known_bytes() {
-        let answer = StoredResponse {
+    const KNOWN: &[u8] =
+        b"\x02\x00\xc9\x00\x00\x00\x01\x00\x04etag\x00\x00\x00\x03\"1\"\x00\x00\x00\x01\x00\x01t\x00\x00\x00\x010ok";
+
+    fn known() -> StoredResponse {
+        StoredResponse {
             status: StatusCode::CREATED,
             headers: vec![(HeaderName::from_static("etag"), HeaderValue::from_static("\"1\""))],
+            trailers: vec![(HeaderName::from_static("t"), HeaderValue::from_static("0"))],
             body: Bytes::from_static(b"ok"),
-        };
+        }
+    }
+
+    #[test]
+    fn a_known_answer_has_known_bytes() {
+        assert_eq!(known().encode(), KNOWN);
+        assert_eq!(StoredResponse::decode(&Bytes::from_static(KNOWN)), Ok(known()));
+        let map = |fields: Vec<(HeaderName, HeaderValue)>| fields.into_iter().collect::<HeaderMap>();
+        let (headers, trailers) = (map(known().headers), map(known().trailers));
+        let kept = StoredResponse::encode_kept(StatusCode::CREATED, &headers, Some(&trailers), b"ok");
+        assert_eq!(kept, KNOWN);
+    }
+
+    /// Written before trailers were kept.
+    #[test]
+    fn version_1_is_read() {
         let bytes = b"\x01\x00\xc9\x00\x00\x00\x01\x00\x04etag\x00\x00\x00\x03\"1\"ok";
-        assert_eq!(answer.encode(), &bytes[..]);
+        let answer = StoredResponse {
+            trailers: Vec::new(),
+            ..known()
+        };
         assert_eq!(StoredResponse::decode(&Bytes::from_static(bytes)), Ok(answer));
     }
 
     #[test]
     fn every_cut_of_the_head_is_an_error_not_a_panic() {
-        let whole = Bytes::from_static(b"\x01\x00\xc9\x00\x00\x00\x01\x00\x04etag\x00\x00\x00\x03\"1\"");
-        for end in 0..whole.len() {
+        let whole = Bytes::from_static(KNOWN);
+        for end in 0..whole.len() - 2 {
             assert_eq!(
                 StoredResponse::decode(&whole.slice(..end)),
                 Err(CodecError::Damaged),
@@ -152,10 +215,12 @@ mod tests {
 
     #[test]
     fn another_version_is_named() {
-        assert_eq!(
-            StoredResponse::decode(&Bytes::from_static(b"\x02x")),
-            Err(CodecError::Version(2))
-        );
+        for version in [0, 3] {
+            assert_eq!(
+                StoredResponse::decode(&Bytes::from(vec![version, b'x'])),
+                Err(CodecError::Version(version))
+            );
+        }
     }
 
     fn header() -> impl Strategy<Value = (HeaderName, HeaderValue)> {
@@ -176,9 +241,10 @@ mod tests {
         fn what_was_stored_comes_back_byte_for_byte(
             status in 200_u16..600,
             headers in proptest::collection::vec(header(), 0..12),
+            trailers in proptest::collection::vec(header(), 0..3),
             body in proptest::collection::vec(any::<u8>(), 0..300),
         ) {
-            let answer = StoredResponse { status: StatusCode::from_u16(status).unwrap(), headers, body: body.into() };
+            let answer = StoredResponse { status: StatusCode::from_u16(status).unwrap(), headers, trailers, body: body.into() };
             prop_assert_eq!(StoredResponse::decode(&answer.encode()), Ok(answer));
         }
 

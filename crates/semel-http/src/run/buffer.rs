@@ -2,20 +2,19 @@
 
 use std::collections::VecDeque;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 use http_body::{Body as HttpBody, Frame};
 
 use super::produce::{Broken, next_frame};
-use crate::body::Body;
+use crate::body::{Body, Gathered};
 
 /// How far reading came.
 pub(super) enum Buffered {
     /// To the end, within the limit.
-    Whole(Bytes),
-    /// Not to the end: the body is too long, has no end, or has trailers, which have no place in the stored form.
-    /// These frames were read already and go first.
+    Whole(Bytes, Option<HeaderMap>),
+    /// Not to the end: the body is too long or has no end. These frames were read already and go first.
     Stream(VecDeque<Frame<Bytes>>),
 }
 
@@ -25,19 +24,25 @@ pub(super) async fn buffer(headers: &HeaderMap, body: &mut Body, max: usize) -> 
     if is_endless(headers) || body.size_hint().lower() > max as u64 {
         return Ok(Buffered::Stream(read));
     }
-    let mut bytes = BytesMut::new();
+    let mut bytes = Gathered::default();
+    let mut trailers: Option<HeaderMap> = None;
     let too_much = loop {
         let Some(frame) = next_frame(body).await? else {
-            return Ok(Buffered::Whole(bytes.freeze()));
+            return Ok(Buffered::Whole(bytes.whole(), trailers));
         };
         match frame.into_data() {
-            Ok(data) if bytes.len() + data.len() <= max => bytes.extend_from_slice(&data),
+            Ok(data) if bytes.len() + data.len() <= max => bytes.add(data),
             Ok(data) => break Frame::data(data),
-            Err(trailers) => break trailers,
+            Err(frame) => match frame.into_trailers() {
+                Ok(more) => trailers.get_or_insert_default().extend(more),
+                // Neither data nor trailers: a kind of frame that has no place in the stored form.
+                Err(frame) => break frame,
+            },
         }
     };
+    let bytes = bytes.whole();
     if !bytes.is_empty() {
-        read.push_back(Frame::data(bytes.freeze()));
+        read.push_back(Frame::data(bytes));
     }
     read.push_back(too_much);
     Ok(Buffered::Stream(read))

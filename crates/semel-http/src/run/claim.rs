@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel_core::error::chain;
-use semel_core::{Claim, ClaimReply, ErrorKind, KeyStoreExt, Release, Retry};
+use semel_core::store::Replies;
+use semel_core::{Claim, ClaimReply, ErrorKind, Release, Retry, StoreError};
 
 use super::release;
 use crate::shared::Shared;
@@ -14,15 +15,28 @@ const CLAIMS_MAX: u32 = 3;
 /// Pause before it is sent again.
 const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 
-/// The store's reply; `None` when there is none, and then the claim is withdrawn should it still arrive (rule K4).
+/// Why there is no reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NoReply {
+    /// The store is away.
+    Away,
+    /// It has no room for another record. It never makes room by forgetting one that counts.
+    Full,
+}
+
+/// The store's reply. When there is none the claim is withdrawn should it still arrive (rule K4).
 /// Sending it again is safe: the same nonce gets the same token (rule K3).
-pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Option<ClaimReply> {
+pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Result<ClaimReply, NoReply> {
     let mut may_have_arrived = false;
+    let mut why = NoReply::Away;
     let asked = tokio::time::timeout(shared.store_timeout(), async {
         for n in 1..=CLAIMS_MAX {
-            match shared.store.claim(claim).await {
+            match one(shared.store.claim_many(std::slice::from_ref(claim)).await) {
                 Ok(reply) => return Some(reply),
                 Err(error) => {
+                    if error.kind() == ErrorKind::LimitExceeded {
+                        why = NoReply::Full;
+                    }
                     let again = match error.retry() {
                         Retry::Never => false,
                         Retry::Later => error.kind() != ErrorKind::Unavailable,
@@ -43,7 +57,7 @@ pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Option<ClaimRe
     })
     .await;
     match asked {
-        Ok(Some(reply)) => return Some(reply),
+        Ok(Some(reply)) => return Ok(reply),
         Ok(None) => {}
         Err(_) => {
             tracing::warn!(key = %claim.key, store_ms_max = shared.config.store_ms_max, "the store gave no answer to a claim in time");
@@ -58,5 +72,12 @@ pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Option<ClaimRe
         };
         release::in_background(shared, withdrawal);
     }
-    None
+    Err(why)
+}
+
+fn one(mut replies: Replies<ClaimReply>) -> Result<ClaimReply, StoreError> {
+    replies.pop().unwrap_or_else(|| {
+        let text = "the store gave no answer for the claim: a bug in the store";
+        Err(StoreError::new(ErrorKind::Corrupt, "claim", text))
+    })
 }

@@ -12,9 +12,11 @@ use semel_core::{
 };
 
 use super::produce::{Broken, Produced};
+use super::pump::Pump;
 use super::renew::Stopped;
-use super::{Owned, Turn, TurnSender, outcome, release, replay};
+use super::{Owned, outcome, release, replay};
 use crate::body::Body;
+use crate::observe::Event;
 use crate::policy::{Ending, KeepFor, OutcomeWord};
 use crate::problem::{Problem, ProblemKind};
 use crate::shared::Shared;
@@ -29,85 +31,95 @@ enum Stored {
     Lost,
 }
 
-/// Stores what came of the run, then answers. `tell` is `None` when the answer has already begun to leave: a stream
-/// used it up (`pump.rs`), and what is left to say goes through its pump.
-pub(super) async fn finish<S, E>(
+/// Stores what came of the run, then answers.
+pub(super) async fn finish<E>(
     shared: &Arc<Shared>,
     owned: &Owned,
     produced: Result<Produced<E>, Stopped>,
-    tell: Option<TurnSender<S, E>>,
-) {
-    let send = |answer: Result<Response<Body>, E>| {
-        if let Some(tell) = tell {
-            let _ = tell.send(Turn::Answer(answer));
-        }
-    };
+) -> Result<Response<Body>, E> {
     match produced {
-        Ok(Produced::Whole(parts, body, ending)) => {
+        Ok(Produced::Whole(parts, body, trailers, ending)) => {
             let keep_for = parts.extensions.get::<KeepFor>().map(|asked| asked.0);
-            let outcome = outcome::whole(ending, &parts, body.clone());
-            let answer = match complete(shared, owned, outcome, keep_for).await {
-                Stored::Lost => what_the_record_says(shared, owned).await,
-                stored => {
-                    let mut response = Response::from_parts(parts, Body::whole(body));
-                    let until = if let Stored::Until(until) = stored {
-                        Some(until)
-                    } else {
-                        None
-                    };
-                    shared.stamp(&mut response, outcome::word(ending), until);
-                    response
-                }
+            let outcome = outcome::whole(ending, &parts, trailers.as_ref(), &body);
+            let until = match complete(shared, owned, outcome, keep_for).await {
+                Stored::Lost => return Ok(what_the_record_says(shared, owned).await),
+                Stored::Until(until) => Some(until),
+                Stored::Later => None,
             };
-            send(Ok(answer));
+            let mut response = Response::from_parts(parts, Body::with_trailers(body, trailers));
+            shared.stamp(&mut response, outcome::word(ending), until);
+            Ok(response)
         }
-        Ok(Produced::Streamed(pump, outcome)) => match complete(shared, owned, outcome, None).await {
-            Stored::Until(_) | Stored::Later => pump.end().await,
-            Stored::Lost => {
-                pump.break_off("the key was settled by somebody else while this answer was sent")
-                    .await;
-            }
-        },
-        Ok(Produced::Unstored(mut response, ending)) => {
-            match ending {
-                // The claim is left to end by itself: time makes it unknown (rule K1).
-                Ending::Unknown => shared.stamp(&mut response, OutcomeWord::Unknown, None),
-                // The inner Semel's own word stays.
-                Ending::Defer => {
-                    let word = OutcomeWord::read(response.headers().get(crate::headers::SEMEL_OUTCOME));
-                    release::give_back(shared, owned).await;
-                    shared.stamp(&mut response, word.unwrap_or(OutcomeWord::Running), None);
-                }
-                Ending::Store | Ending::Refuse | Ending::Forget | Ending::Release => {
-                    let word = OutcomeWord::read(response.headers().get(crate::headers::SEMEL_OUTCOME));
-                    release::give_back(shared, owned).await;
-                    let word = word.filter(|word| *word == OutcomeWord::Mismatch);
-                    shared.stamp(&mut response, word.unwrap_or(OutcomeWord::Refused), None);
-                }
-            }
-            send(Ok(response));
+        Ok(Produced::Unstored(response, ending)) => Ok(unstored(shared, owned, response, ending).await),
+        Ok(Produced::Failed(error)) => {
+            release::abandon(shared, owned).await;
+            Err(error)
         }
-        Ok(Produced::Failed(error)) => send(Err(error)),
-        Ok(Produced::Broken(why, pump)) => {
+        Ok(Produced::Broken(why)) => {
             tracing::error!(key = %owned.key, %why, "a run ended without a whole answer; the key is unknown");
-            if let Some(pump) = pump {
-                pump.break_off(&why.to_string()).await;
-            }
+            release::abandon(shared, owned).await;
             let answer = match &why {
                 Broken::Body(error) => problem_in(&**error).map(|problem| shared.answer(problem)),
                 Broken::Panic(_) | Broken::NobodyReads => None,
             };
             let detail = "the service failed before it gave a whole answer; the request may have been done and is \
                           not run again in silence";
-            send(Ok(answer.unwrap_or_else(|| {
-                shared.problem(ProblemKind::HandlerFailed, detail)
-            })));
+            Ok(answer.unwrap_or_else(|| shared.problem(ProblemKind::HandlerFailed, detail)))
         }
-        Err(Stopped) => {
-            let answer = what_the_record_says(shared, owned).await;
-            send(Ok(answer));
-        }
+        // A stream has an end of its own: `stream`.
+        Ok(Produced::Stream(_)) | Err(Stopped) => Ok(what_the_record_says(shared, owned).await),
     }
+}
+
+/// Ends a streamed answer: the record first, then the end of the stream.
+pub(super) async fn stream(
+    shared: &Arc<Shared>,
+    owned: &Owned,
+    ended: Result<Result<(), Broken>, Stopped>,
+    pump: &Pump,
+    outcome: StoredOutcome,
+) {
+    let lost = "the key was settled by somebody else while this answer was sent";
+    match ended {
+        Ok(Ok(())) => match complete(shared, owned, outcome, None).await {
+            Stored::Until(_) | Stored::Later => pump.end().await,
+            Stored::Lost => pump.break_off(lost).await,
+        },
+        Ok(Err(why)) => {
+            tracing::error!(key = %owned.key, %why, "a run ended without a whole answer; the key is unknown");
+            release::abandon(shared, owned).await;
+            pump.break_off(&why.to_string()).await;
+        }
+        Err(Stopped) => pump.break_off(lost).await,
+    }
+}
+
+/// An answer that is not to be stored, with what it says of the key done first.
+async fn unstored(
+    shared: &Arc<Shared>,
+    owned: &Owned,
+    mut response: Response<Body>,
+    ending: Ending,
+) -> Response<Body> {
+    let said = OutcomeWord::read(response.headers().get(crate::headers::SEMEL_OUTCOME));
+    let word = match ending {
+        Ending::Unknown => {
+            release::abandon(shared, owned).await;
+            OutcomeWord::Unknown
+        }
+        // The inner Semel's own word stays.
+        Ending::Defer => {
+            release::give_back(shared, owned).await;
+            said.unwrap_or(OutcomeWord::Running)
+        }
+        Ending::Store | Ending::Refuse | Ending::Forget | Ending::Release => {
+            release::give_back(shared, owned).await;
+            said.filter(|word| *word == OutcomeWord::Mismatch)
+                .unwrap_or(OutcomeWord::Refused)
+        }
+    };
+    shared.stamp(&mut response, word, None);
+    response
 }
 
 fn completion(
@@ -153,6 +165,7 @@ async fn complete(
         }
         Ok(LeaseReply::LeaseLost | LeaseReply::Conflict) => Stored::Lost,
         Err(_) => {
+            shared.saw(Event::StoredLater, Some(&owned.key));
             complete_in_background(shared, done);
             Stored::Later
         }

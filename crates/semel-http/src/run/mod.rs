@@ -1,4 +1,4 @@
-//! What happens to a keyed request, in a task of its own: claim, run, store, answer.
+//! What happens to a keyed request: claim, run, store, answer.
 //!
 //! # Guarantees
 //! - The handler starts only after the claim is durable; its answer leaves only after its outcome is. Two exceptions:
@@ -6,54 +6,93 @@
 //!   (`Stored::Later`); and a stream goes out as it comes, only its end waits for the outcome (`pump.rs`).
 //! - Crash before the claim: nothing happened. Crash between claim and outcome: the key reads as unknown when its
 //!   lease ends (or is run again, under `Rerun`). Crash after it: every retry gets the stored answer.
-//! - A client that goes away changes nothing: the task ends what it began.
+//! - A run that ends without anybody knowing what came of it makes the key unknown at once.
+//! - A client that goes away changes nothing: what was begun goes on in a task of its own (`detach.rs`).
 
 mod buffer;
 mod catch;
 mod claim;
+mod detach;
 mod finish;
+mod mismatch;
+mod open;
 mod outcome;
 mod produce;
 mod pump;
+mod reconcile;
 mod release;
 mod renew;
 mod replay;
+mod shadow;
 
+pub(crate) use detach::Detach;
+pub(crate) use shadow::shadow;
+
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use http_body::Body as HttpBody;
 use semel_core::{Claim, ClaimReply, Clock, Fingerprint, Key, Lease, Nonce, SystemClock, crash_point};
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tower_service::Service;
 
 use crate::body::{Body, BoxError};
+use crate::config::Outage;
+use crate::fingerprint::Asked;
 use crate::info::ClaimInfo;
+use crate::observe::Event;
 use crate::problem::ProblemKind;
-use crate::shared::Shared;
+use crate::shared::{Place, Shared};
 
 /// A keyed request, ready to run.
 pub(crate) struct Job<S> {
     pub(crate) parts: Parts,
     pub(crate) body: Bytes,
+    pub(crate) trailers: Option<HeaderMap>,
     pub(crate) key: Key,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) inner: S,
 }
 
-/// What the task of a run tells the connection that waits for it.
+impl<S> Job<S> {
+    /// The request as the handler gets it.
+    fn request(self) -> (S, Request<Body>) {
+        let body = Body::with_trailers(self.body, self.trailers);
+        (self.inner, Request::from_parts(self.parts, body))
+    }
+}
+
+/// What was asked, for a fingerprint. `target` is what the operator's function said, where there is one. Not a method of
+/// [`Job`]: a reference to that could not be held over an await, for the inner service need not be `Sync`.
+pub(crate) fn asked<'a>(
+    shared: &'a Shared,
+    head: &'a Parts,
+    body: &'a Bytes,
+    target: Option<&'a [u8]>,
+) -> Asked<'a> {
+    Asked {
+        head,
+        target: target.unwrap_or_else(|| crate::fingerprint::target(head)),
+        headers: &shared.config.fingerprint_headers,
+        body,
+    }
+}
+
+/// What is left of a run whose answer has begun to leave.
+pub(crate) type Rest = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// What a run comes to for the connection that waits for it.
 pub(crate) enum Turn<S, E> {
     /// This is the answer.
     Answer(Result<Response<Body>, E>),
+    /// This is its head; the rest writes the body and must be carried to its end.
+    Stream(Response<Body>, Rest),
     /// Somebody else runs the key, for at least so long; the job comes back.
     Busy(Box<Job<S>>, Duration),
 }
-
-/// The task's end of the line (`tell`; the connection holds `told`); nobody may be listening any more.
-pub(crate) type TurnSender<S, E> = oneshot::Sender<Turn<S, E>>;
 
 /// What an owner holds.
 #[derive(Clone)]
@@ -68,91 +107,138 @@ pub(crate) struct Owned {
 /// Claims the key; runs the job if the claim is granted, and else tells what the record says.
 pub(crate) async fn claim_and_run<S, ResBody>(
     shared: Arc<Shared>,
-    job: Job<S>,
-    tell: TurnSender<S, S::Error>,
-    _permit: OwnedSemaphorePermit,
-) where
+    mut job: Job<S>,
+    place: Place,
+) -> Turn<S, S::Error>
+where
     S: Service<Request<Body>, Response = Response<ResBody>> + Send + 'static,
     S::Future: Send + 'static,
     S::Error: Send + 'static,
     ResBody: HttpBody<Data = Bytes> + Send + 'static,
     ResBody::Error: Into<BoxError>,
 {
-    let asked_at = SystemClock.monotonic();
-    let claim = Claim {
-        key: job.key.clone(),
-        fingerprint: job.fingerprint,
-        nonce: Nonce::random(),
-        owner_lost: shared.config.owner_lost,
-        lease_ms: shared.config.lease_ms,
+    let mut settled = false;
+    let mut recomputed = false;
+    let answer = loop {
+        let asked_at = SystemClock.monotonic();
+        let claim = Claim {
+            key: job.key.clone(),
+            fingerprint: job.fingerprint,
+            nonce: Nonce::random(),
+            owner_lost: shared.config.owner_lost,
+            lease_ms: shared.config.lease_ms,
+        };
+        match claim::claim(&shared, &claim).await {
+            Err(claim::NoReply::Full) => break shared.store_full(&job.key),
+            Err(claim::NoReply::Away) if shared.config.outage == Outage::Open => {
+                return Turn::Answer(open::pass(&shared, job).await);
+            }
+            Err(claim::NoReply::Away) => break shared.no_store(&job.key),
+            Ok(ClaimReply::Granted { lease, attempt, .. }) => {
+                crash_point("http.claimed");
+                shared.saw(Event::New, Some(&job.key));
+                let owned = Owned {
+                    key: claim.key,
+                    fingerprint: job.fingerprint,
+                    lease,
+                    asked_at,
+                };
+                return run(shared, owned, attempt, job, place).await;
+            }
+            Ok(ClaimReply::Busy { lease_left_ms }) => {
+                let left = Duration::from_millis(u64::try_from(lease_left_ms).unwrap_or(1));
+                return Turn::Busy(Box::new(job), left);
+            }
+            Ok(ClaimReply::Done {
+                outcome,
+                retain_until,
+            }) => break replay::done(&shared, &job.key, &outcome, retain_until),
+            Ok(ClaimReply::Unknown { token }) => {
+                // Once: what the hook has settled and is unknown again is another run's.
+                if settled || !reconcile::settle(&shared, &job.key, token).await {
+                    break shared.unknown(&job.key);
+                }
+                settled = true;
+            }
+            Ok(ClaimReply::Mismatch) => {
+                match mismatch::judge(&shared, &job.key, job.fingerprint, &job.parts, &job.body).await {
+                    mismatch::Judged::Same(fingerprint) if !recomputed => {
+                        job.fingerprint = fingerprint;
+                        recomputed = true;
+                    }
+                    mismatch::Judged::Same(_) => break mismatch::answer(&shared, &job.key, "a part of it"),
+                    mismatch::Judged::Differs(what) => break mismatch::answer(&shared, &job.key, &what),
+                }
+            }
+            Ok(ClaimReply::Gone { until }) => break replay::gone(&shared, &job.key, until),
+            // Only a withdrawal of this very nonce, which this run did not send.
+            Ok(ClaimReply::Withdrawn) => {
+                break shared.problem(ProblemKind::StoreUnavailable, "the claim was withdrawn");
+            }
+        }
     };
-    let answer = match claim::claim(&shared, &claim).await {
-        None => shared.no_store(),
-        Some(ClaimReply::Granted { lease, attempt, .. }) => {
-            crash_point("http.claimed");
-            let owned = Owned {
-                key: job.key.clone(),
-                fingerprint: job.fingerprint,
-                lease,
-                asked_at,
-            };
-            return run(&shared, owned, attempt, job, tell).await;
-        }
-        Some(ClaimReply::Busy { lease_left_ms }) => {
-            let left = Duration::from_millis(u64::try_from(lease_left_ms).unwrap_or(1));
-            let _ = tell.send(Turn::Busy(Box::new(job), left));
-            return;
-        }
-        Some(ClaimReply::Done {
-            outcome,
-            retain_until,
-        }) => replay::done(&shared, &outcome, retain_until),
-        Some(ClaimReply::Unknown { .. }) => shared.unknown(&job.key),
-        Some(ClaimReply::Mismatch) => replay::mismatch(&shared),
-        Some(ClaimReply::Gone { until }) => replay::gone(&shared, until),
-        // Only a withdrawal of this very nonce, which this task did not send.
-        Some(ClaimReply::Withdrawn) => {
-            shared.problem(ProblemKind::StoreUnavailable, "the claim was withdrawn")
-        }
-    };
-    let _ = tell.send(Turn::Answer(Ok(answer)));
+    Turn::Answer(Ok(answer))
 }
 
 async fn run<S, ResBody>(
-    shared: &Arc<Shared>,
+    shared: Arc<Shared>,
     owned: Owned,
     attempt: u32,
-    job: Job<S>,
-    tell: TurnSender<S, S::Error>,
-) where
+    mut job: Job<S>,
+    place: Place,
+) -> Turn<S, S::Error>
+where
     S: Service<Request<Body>, Response = Response<ResBody>> + Send + 'static,
     S::Future: Send + 'static,
     S::Error: Send + 'static,
     ResBody: HttpBody<Data = Bytes> + Send + 'static,
     ResBody::Error: Into<BoxError>,
 {
-    let Job {
-        mut parts,
-        body,
-        mut inner,
-        ..
-    } = job;
-    parts.extensions.insert(ClaimInfo {
+    job.parts.extensions.insert(ClaimInfo {
         key: owned.key.clone(),
         token: owned.lease.token,
         attempt,
     });
+    let (mut inner, request) = job.request();
     let began = SystemClock.monotonic();
-    // Gone after `produce` when the answer was a stream: its head was told then, and `finish` has only its end to say.
-    let mut tell = Some(tell);
     let produced = {
-        let call = async { inner.call(Request::from_parts(parts, Body::whole(body))).await };
-        let produce = produce::produce(shared, began, call, &mut tell);
-        renew::renew_while(shared, &owned, began, produce).await
+        // The call itself is the handler's code, too: it may panic before there is a future.
+        let call = async { inner.call(request).await };
+        renew::renew_while(&shared, &owned, began, produce::produce(&shared, call)).await
     };
-    shared
-        .latency
-        .record(SystemClock.monotonic().saturating_sub(began));
-    finish::finish(shared, &owned, produced, tell).await;
-    shared.waiters.wake(&owned.key);
+    match produced {
+        Ok(produce::Produced::Stream(head)) => {
+            let (response, pump) = pump::open(&shared, &head.parts, head.read, head.ending);
+            let (body, parts, ending) = (head.body, head.parts, head.ending);
+            let rest = async move {
+                let mut body = body;
+                let passed = pump.pass_on(&mut body, began, shared.config.run_ms_max);
+                let ended = renew::renew_while(&shared, &owned, began, passed).await;
+                ends(&shared, began);
+                finish::stream(
+                    &shared,
+                    &owned,
+                    ended,
+                    &pump,
+                    outcome::without_body(ending, &parts),
+                )
+                .await;
+                shared.waiters.wake(&owned.key);
+                drop(place);
+            };
+            Turn::Stream(response, Box::pin(rest))
+        }
+        produced => {
+            ends(&shared, began);
+            let answer = finish::finish(&shared, &owned, produced).await;
+            shared.waiters.wake(&owned.key);
+            drop(place);
+            Turn::Answer(answer)
+        }
+    }
+}
+
+fn ends(shared: &Shared, began: Duration) {
+    let ran = SystemClock.monotonic().saturating_sub(began);
+    shared.latency.record(ran);
 }

@@ -1,9 +1,9 @@
 //! From an answer to the outcome that is stored.
 
 use bytes::Bytes;
-use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::response::Parts;
+use http::{HeaderMap, StatusCode};
 use semel_core::StoredOutcome;
 use semel_core::limits::OUTCOME_BYTES_MAX;
 
@@ -11,11 +11,16 @@ use crate::policy::{Ending, OutcomeWord};
 use crate::response::StoredResponse;
 
 /// The outcome of a whole answer.
-pub(super) fn whole(ending: Ending, parts: &Parts, body: Bytes) -> StoredOutcome {
+pub(super) fn whole(
+    ending: Ending,
+    parts: &Parts,
+    trailers: Option<&HeaderMap>,
+    body: &[u8],
+) -> StoredOutcome {
     if ending == Ending::Forget {
         return StoredOutcome::Forgotten;
     }
-    let stored = StoredResponse::keep(parts.status, &parts.headers, body).encode();
+    let stored = StoredResponse::encode_kept(parts.status, &parts.headers, trailers, body);
     if stored.len() > OUTCOME_BYTES_MAX {
         return without_body(ending, parts);
     }
@@ -47,6 +52,7 @@ fn bare_refusal(status: StatusCode) -> StoredResponse {
     StoredResponse {
         status,
         headers: vec![(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"))],
+        trailers: Vec::new(),
         body: Bytes::from_static(
             br#"{"title":"Refused; the text of the refusal was too large to keep","outcome":"refused"}"#,
         ),

@@ -1,37 +1,43 @@
-//! Calling the handler and taking its answer: whole where it fits, streamed where it does not.
+//! Calling the handler and taking its answer: whole where it fits, to be streamed where it does not.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use http::Response;
 use http::response::Parts;
+use http::{HeaderMap, Response};
 use http_body::{Body as HttpBody, Frame};
 use http_body_util::BodyExt;
-use semel_core::StoredOutcome;
 
 use super::buffer::{Buffered, buffer};
 use super::catch::catch;
-use super::pump::{self, Pump};
-use super::{TurnSender, outcome};
 use crate::body::{Body, BoxError};
-use crate::policy::{Disposition, Ending};
+use crate::policy::{Disposition, Ending, grpc};
 use crate::shared::Shared;
 
 /// What came of a handler.
 pub(super) enum Produced<E> {
     /// A whole answer, to be stored first and sent then.
-    Whole(Parts, Bytes, Ending),
-    /// It was sent on while it came, to its end; the connection's stream stays open until this outcome is durable.
-    Streamed(Pump, StoredOutcome),
-    /// An answer that is not to be stored; its body was not touched.
+    Whole(Parts, Bytes, Option<HeaderMap>, Ending),
+    /// One that cannot be kept: it is sent on as it comes.
+    Stream(Box<Head>),
+    /// An answer that is not to be stored.
     Unstored(Response<Body>, Ending),
     /// The service failed, without an answer.
     Failed(E),
-    /// It panicked or its body broke; with a pump, a part was sent already.
-    Broken(Broken, Option<Pump>),
+    /// It panicked or its body broke, before anything was sent.
+    Broken(Broken),
+}
+
+/// An answer whose body is still being written.
+pub(super) struct Head {
+    pub(super) parts: Parts,
+    /// Read already.
+    pub(super) read: VecDeque<Frame<Bytes>>,
+    pub(super) body: Body,
+    pub(super) ending: Ending,
 }
 
 /// Why there is no whole answer.
@@ -51,14 +57,11 @@ impl fmt::Display for Broken {
     }
 }
 
-/// Runs `call` to the end of its body, and says what came of it. Three ways: an answer that is not to be stored is
-/// handed back untouched; one that fits is read whole; of all others `tell` gets the head at once and the body as it
-/// comes, so that `tell` is gone when this returns [`Produced::Streamed`] or breaks off midway.
-pub(super) async fn produce<S, B, E>(
+/// Runs `call` and says what came of it: an answer that is not to be stored is handed back untouched; one that fits is
+/// read whole; of all others the body is left where it is.
+pub(super) async fn produce<B, E>(
     shared: &Arc<Shared>,
-    began: Duration,
     call: impl Future<Output = Result<Response<B>, E>>,
-    tell: &mut Option<TurnSender<S, E>>,
 ) -> Produced<E>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
@@ -67,7 +70,7 @@ where
     let response = match catch(call).await {
         Ok(Ok(response)) => response,
         Ok(Err(error)) => return Produced::Failed(error),
-        Err(panic) => return Produced::Broken(Broken::Panic(panic), None),
+        Err(panic) => return Produced::Broken(Broken::Panic(panic)),
     };
     let ending = judge(shared, &response);
     match ending {
@@ -78,26 +81,52 @@ where
     }
     let (parts, body) = response.into_parts();
     let mut body = Body::new(body);
-    let read = match buffer(&parts.headers, &mut body, shared.config.response_bytes_max).await {
-        Ok(Buffered::Whole(bytes)) => return Produced::Whole(parts, bytes, ending),
-        Ok(Buffered::Stream(read)) => read,
-        Err(why) => return Produced::Broken(why, None),
-    };
-    let outcome = outcome::without_body(ending, &parts);
-    let pump = pump::open(shared, parts, read, ending, tell);
-    match pump.pass_on(&mut body, began, shared.config.run_ms_max).await {
-        Ok(()) => Produced::Streamed(pump, outcome),
-        Err(why) => Produced::Broken(why, Some(pump)),
+    match buffer(&parts.headers, &mut body, shared.config.response_bytes_max).await {
+        Ok(Buffered::Whole(bytes, trailers)) => whole(shared, parts, bytes, trailers, ending),
+        Ok(Buffered::Stream(read)) => Produced::Stream(Box::new(Head {
+            parts,
+            read,
+            body,
+            ending,
+        })),
+        Err(why) => Produced::Broken(why),
     }
 }
 
+/// gRPC says only behind the body what came of it.
+fn whole<E>(
+    shared: &Shared,
+    parts: Parts,
+    bytes: Bytes,
+    trailers: Option<HeaderMap>,
+    ending: Ending,
+) -> Produced<E> {
+    if let (Some(fields), Ending::Store, None, true) = (
+        &trailers,
+        ending,
+        parts.extensions.get::<Disposition>(),
+        grpc::is_grpc(&parts.headers),
+    ) && let Some(ending @ (Ending::Release | Ending::Unknown)) =
+        grpc::judge(fields, shared.config.status.distrust_unavailable)
+    {
+        return Produced::Unstored(
+            Response::from_parts(parts, Body::with_trailers(bytes, trailers)),
+            ending,
+        );
+    }
+    Produced::Whole(parts, bytes, trailers, ending)
+}
+
 /// What the answer means for its key, by the service's policy and by the handler's own word.
-fn judge<B>(shared: &Shared, response: &Response<B>) -> Ending {
+pub(super) fn judge<B>(shared: &Shared, response: &Response<B>) -> Ending {
     let said = response.extensions().get::<Disposition>().copied();
-    shared
-        .config
-        .status
-        .judge(response.status(), response.headers(), said)
+    let policy = &shared.config.status;
+    let ending = policy.judge(response.status(), response.headers(), said);
+    // A gRPC answer without a body has its status in the headers.
+    if said.is_none() && ending == Ending::Store && grpc::is_grpc(response.headers()) {
+        return grpc::judge(response.headers(), policy.distrust_unavailable).unwrap_or(ending);
+    }
+    ending
 }
 
 /// The next frame of a handler's body, `None` at its end. The body is the handler's code, too: it may panic.

@@ -10,34 +10,33 @@ use http_body::Frame;
 use semel_core::{Clock, SystemClock};
 use tokio::sync::mpsc;
 
+use super::outcome;
 use super::produce::{Broken, next_frame};
-use super::{Turn, TurnSender, outcome};
 use crate::body::{Body, Pumping};
 use crate::policy::Ending;
 use crate::shared::Shared;
 
-/// Frames between the owned task and a connection.
+/// Frames between a run and a connection.
 const PUMP_FRAMES: usize = 8;
 
 /// The open end of a streamed answer.
 pub(super) struct Pump(mpsc::Sender<Pumping>);
 
-/// Answers with the head and the frames `read` so far. This uses up `tell`: from here on the client hears through
-/// the pump alone.
-pub(super) fn open<S, E>(
+/// The head of the answer, whose body is the frames `read` so far and then what the pump sends.
+pub(super) fn open(
     shared: &Shared,
-    parts: Parts,
+    parts: &Parts,
     read: VecDeque<Frame<Bytes>>,
     ending: Ending,
-    tell: &mut Option<TurnSender<S, E>>,
-) -> Pump {
+) -> (Response<Body>, Pump) {
     let (pump, rest) = mpsc::channel(PUMP_FRAMES);
-    let mut response = Response::from_parts(parts, Body::pumped(read, rest));
+    let mut response = Response::new(Body::pumped(read, rest));
+    *response.status_mut() = parts.status;
+    *response.version_mut() = parts.version;
+    response.headers_mut().clone_from(&parts.headers);
+    response.extensions_mut().clone_from(&parts.extensions);
     shared.stamp(&mut response, outcome::word(ending), None);
-    if let Some(tell) = tell.take() {
-        let _ = tell.send(Turn::Answer(Ok(response)));
-    }
-    Pump(pump)
+    (response, Pump(pump))
 }
 
 impl Pump {
@@ -62,12 +61,12 @@ impl Pump {
     }
 
     /// Breaks the stream off, so that the client does not take what it got for a whole answer.
-    pub(super) async fn break_off(self, why: &str) {
+    pub(super) async fn break_off(&self, why: &str) {
         let _ = self.0.send(Pumping::Error(why.to_owned().into())).await;
     }
 
     /// Ends the stream as a whole answer.
-    pub(super) async fn end(self) {
+    pub(super) async fn end(&self) {
         let _ = self.0.send(Pumping::End).await;
     }
 }

@@ -1,13 +1,16 @@
-//! Giving a claim back: when it is certain that nothing happened, and when its own reply never came.
+//! Giving a claim back: when it is certain that nothing happened, and when its own reply never came. And giving it up:
+//! when nobody knows what happened.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use semel_core::claim::Abandonment;
 use semel_core::error::chain;
 use semel_core::host::dice;
 use semel_core::{Clock, KeyStoreExt, LeaseReply, Release, SystemClock};
 
 use super::Owned;
+use crate::observe::Event;
 use crate::shared::Shared;
 
 /// It is certain that nothing happened: the next request runs.
@@ -19,6 +22,25 @@ pub(super) async fn give_back(shared: &Arc<Shared>, owned: &Owned) {
     };
     if !once(shared, &release).await {
         in_background(shared, release);
+    }
+}
+
+/// Nobody knows what came of the run: duplicates hear "unknown" from now on, not "running". Tried once: what a store that
+/// gives no answer does not hear, the end of the lease says.
+pub(super) async fn abandon(shared: &Shared, owned: &Owned) {
+    shared.saw(Event::EndedUnknown, Some(&owned.key));
+    let given_up = Abandonment {
+        key: owned.key.clone(),
+        lease: owned.lease,
+    };
+    match tokio::time::timeout(shared.store_timeout(), shared.store.abandon(&given_up)).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => {
+            tracing::warn!(key = %owned.key, error = chain(&error), "cannot say that a run ended as unknown");
+        }
+        Err(_) => {
+            tracing::warn!(key = %owned.key, "the store did not hear in time that a run ended as unknown")
+        }
     }
 }
 

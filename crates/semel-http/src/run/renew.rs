@@ -27,6 +27,13 @@ pub(super) async fn renew_while<T>(
     work: impl Future<Output = T>,
 ) -> Result<T, Stopped> {
     let mut work = pin!(work);
+    // Most handlers are done at once; then there is nothing to renew. Under `Rerun` the deadline is looked at first.
+    if shared.config.owner_lost == OwnerLost::Hold {
+        let once = std::future::poll_fn(|cx| std::task::Poll::Ready(work.as_mut().poll(cx)));
+        if let std::task::Poll::Ready(done) = once.await {
+            return Ok(done);
+        }
+    }
     let end = Deadline::new(owned.asked_at, shared.config.lease_ms);
     {
         let mut renewal = pin!(renew(shared, owned, began, &end));

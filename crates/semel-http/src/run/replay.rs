@@ -1,19 +1,26 @@
 //! Answers from the record.
 
-use http::Response;
+use http::{Response, StatusCode};
 use semel_core::claim::{Record, State};
-use semel_core::{StoredOutcome, Timestamp};
+use semel_core::{Key, StoredOutcome, Timestamp};
 
-use super::Owned;
+use super::{Owned, mismatch};
 use crate::body::Body;
 use crate::headers::IDEMPOTENT_REPLAYED;
+use crate::observe::Event;
 use crate::policy::OutcomeWord;
 use crate::problem::ProblemKind;
 use crate::response::StoredResponse;
 use crate::shared::Shared;
 
 /// The stored answer, or that it is not kept.
-pub(super) fn done(shared: &Shared, outcome: &StoredOutcome, retain_until: Timestamp) -> Response<Body> {
+pub(super) fn done(
+    shared: &Shared,
+    key: &Key,
+    outcome: &StoredOutcome,
+    retain_until: Timestamp,
+) -> Response<Body> {
+    shared.saw(Event::Replayed, Some(key));
     let (word, stored) = match outcome {
         StoredOutcome::Succeeded(stored) => (OutcomeWord::Succeeded, stored),
         StoredOutcome::Refused(stored) => (OutcomeWord::Refused, stored),
@@ -30,9 +37,16 @@ pub(super) fn done(shared: &Shared, outcome: &StoredOutcome, retain_until: Times
             return replayed(shared.problem(ProblemKind::AnswerNotKept, detail));
         }
     };
-    let mut response = Response::new(Body::whole(stored.body));
+    let trailers = (!stored.trailers.is_empty()).then(|| stored.trailers.into_iter().collect());
+    let body = match stored.status {
+        // These have no body whatever the handler gave (RFC 9110, 15.3.5, 15.3.6, 15.4.5).
+        StatusCode::NO_CONTENT | StatusCode::RESET_CONTENT | StatusCode::NOT_MODIFIED => Body::empty(),
+        _ => Body::with_trailers(stored.body, trailers),
+    };
+    let mut response = Response::new(body);
     *response.status_mut() = stored.status;
     let headers = response.headers_mut();
+    headers.reserve(stored.headers.len() + 4);
     for (name, value) in stored.headers {
         headers.append(name, value);
     }
@@ -40,13 +54,8 @@ pub(super) fn done(shared: &Shared, outcome: &StoredOutcome, retain_until: Times
     replayed(response)
 }
 
-pub(super) fn mismatch(shared: &Shared) -> Response<Body> {
-    let detail = "the first request with this key differs in method, target, content type or body; \
-                  send the same request again, or a new key for a new one";
-    shared.problem(ProblemKind::Mismatch, detail)
-}
-
-pub(super) fn gone(shared: &Shared, until: Timestamp) -> Response<Body> {
+pub(super) fn gone(shared: &Shared, key: &Key, until: Timestamp) -> Response<Body> {
+    shared.saw(Event::Expired, Some(key));
     let detail = format!(
         "the request was done and its answer has expired; the key stays refused until {}",
         until.rfc3339()
@@ -63,16 +72,16 @@ pub(super) fn record(shared: &Shared, owned: &Owned, record: Option<Record>) -> 
         return shared.unknown(&owned.key);
     };
     if fingerprint.is_some_and(|stored| stored != owned.fingerprint) {
-        return mismatch(shared);
+        return mismatch::answer(shared, &owned.key, "a part of it");
     }
     match state {
-        State::Claimed { lease, .. } if lease != owned.lease => shared.still_running(),
+        State::Claimed { lease, .. } if lease != owned.lease => shared.still_running(&owned.key),
         State::Done {
             outcome,
             retain_until,
             ..
-        } => done(shared, &outcome, retain_until),
-        State::Tombstone { until, .. } => gone(shared, until),
+        } => done(shared, &owned.key, &outcome, retain_until),
+        State::Tombstone { until, .. } => gone(shared, &owned.key, until),
         State::Absent | State::Claimed { .. } | State::Unknown { .. } => shared.unknown(&owned.key),
     }
 }

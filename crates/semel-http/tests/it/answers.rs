@@ -17,6 +17,13 @@ on_each_store![
     long_bodies_that_differ_only_at_the_end_are_a_mismatch,
 ];
 
+on_postgres_too![
+    a_retry_gets_the_first_answer_and_the_handler_runs_once,
+    status_headers_and_body_are_equal_on_replay,
+    two_users_with_the_same_key_get_two_runs_and_two_answers,
+    a_key_reused_for_another_request_is_a_mismatch_and_leaves_the_first_untouched,
+];
+
 async fn a_retry_gets_the_first_answer_and_the_handler_runs_once(world: World) {
     let runs = Runs::default();
     let app = counting(&world.layer(), &runs);

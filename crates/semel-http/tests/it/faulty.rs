@@ -8,8 +8,9 @@ use semel_core::claim::{
     Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement,
     SweepReport,
 };
-use semel_core::store::{KeyPage, KeyQuery, Replies, Usage};
+use semel_core::store::{Hint, KeyPage, KeyQuery, Replies, Usage};
 use semel_core::{Capabilities, ErrorKind, Key, KeyStore, Scope, StoreError};
+use tokio::sync::Notify;
 
 /// How a call fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,14 +30,22 @@ pub(crate) struct Faulty {
     inner: Arc<dyn KeyStore>,
     faults: Mutex<HashMap<&'static str, (Fault, u32)>>,
     calls: Mutex<HashMap<&'static str, u32>>,
+    /// What its hints wait for; without it there are none.
+    told: Option<Arc<Notify>>,
 }
 
 impl Faulty {
     pub(crate) fn over(inner: Arc<dyn KeyStore>) -> Arc<Self> {
+        Self::that_tells(inner, None)
+    }
+
+    /// One that has hints.
+    pub(crate) fn that_tells(inner: Arc<dyn KeyStore>, told: Option<Arc<Notify>>) -> Arc<Self> {
         Arc::new(Self {
             inner,
             faults: Mutex::default(),
             calls: Mutex::default(),
+            told,
         })
     }
 
@@ -138,5 +147,16 @@ impl KeyStore for Faulty {
 
     async fn usage(&self, scope: &Scope, records_max: u64) -> Result<Usage, StoreError> {
         self.inner.usage(scope, records_max).await
+    }
+
+    async fn subscribe(&self, key: &Key) -> Option<Hint> {
+        *self.calls.lock().unwrap().entry("subscribe").or_default() += 1;
+        let told = self.told.as_ref()?;
+        let told = Arc::clone(told);
+        let key = key.clone();
+        Some(Box::pin(async move {
+            told.notified().await;
+            drop(key);
+        }))
     }
 }

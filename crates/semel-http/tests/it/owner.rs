@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use semel_core::claim::{Keep, Settlement, State, Verdict};
-use semel_core::{Key, KeyStoreExt, LeaseReply, OwnerLost, Scope, StoredOutcome, Token};
+use semel_core::{
+    Claim, ClaimReply, Key, KeyStoreExt, LeaseReply, Nonce, OwnerLost, Scope, StoredOutcome, Token,
+};
 use semel_http::response::StoredResponse;
 
 use super::support::*;
@@ -14,6 +16,9 @@ on_each_store![
     a_lost_owner_is_run_again_only_where_the_claim_says_so,
     an_owner_whose_key_was_settled_answers_what_the_record_says,
     a_run_that_may_be_repeated_stops_when_its_lease_can_have_ended,
+    a_withdrawal_that_outlives_its_lease_is_unknown_and_not_made_twice,
+    a_lease_with_no_time_left_has_ended,
+    a_clock_that_jumps_never_makes_a_key_run_twice,
 ];
 
 fn key(id: &str) -> Key {
@@ -88,6 +93,7 @@ async fn an_owner_whose_key_was_settled_answers_what_the_record_says(world: Worl
     gate.arrived().await;
     world.leases_end();
     let settled = StoredResponse {
+        trailers: Vec::new(),
         status: http::StatusCode::OK,
         headers: Vec::new(),
         body: "as the operator found it".into(),
@@ -131,3 +137,72 @@ async fn a_run_that_may_be_repeated_stops_when_its_lease_can_have_ended(world: W
         .await
         .unwrap();
 }
+
+/// powertools#8049: the claim is no longer renewed, and the run goes on.
+async fn a_withdrawal_that_outlives_its_lease_is_unknown_and_not_made_twice(world: World) {
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let layer = world.layer_with(|config| {
+        config.run_ms_max = 1;
+        config.wait_ms_max = 0;
+    });
+    let app = gated(&layer, &runs, &gate);
+    let slow = send_soon(&app, post("a"));
+    gate.arrived().await;
+    world.leases_end();
+    for _ in 0..3 {
+        assert_eq!(send(&app, post("a")).await.code(), "SEM0406");
+    }
+    gate.open();
+    assert_eq!(slow.await.unwrap().body, "run 1");
+    assert!(send(&app, post("a")).await.replayed());
+    assert_eq!(runs.count(), 1);
+}
+
+fn claimed(lease_ms: i64) -> Claim {
+    Claim {
+        key: key("a"),
+        fingerprint: semel_core::Fingerprint::of(b"another build's"),
+        nonce: Nonce::random(),
+        owner_lost: OwnerLost::Hold,
+        lease_ms,
+    }
+}
+
+/// powertools#4759: exactly at its end there is no time left, and that is not "no end".
+async fn a_lease_with_no_time_left_has_ended(world: World) {
+    let claim = claimed(1_000);
+    let again = Claim {
+        nonce: Nonce::random(),
+        ..claim.clone()
+    };
+    world.store.claim(&claim).await.unwrap();
+    world.clock.advance_ms(999);
+    let busy = world.store.claim(&again).await.unwrap();
+    assert_eq!(busy, ClaimReply::Busy { lease_left_ms: 1 });
+    world.clock.advance_ms(1);
+    let ended = world.store.claim(&again).await.unwrap();
+    assert!(matches!(ended, ClaimReply::Unknown { .. }), "{ended:?}");
+}
+
+/// The store's clock is set back by a day, then forth by two.
+async fn a_clock_that_jumps_never_makes_a_key_run_twice(world: World) {
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let layer = world.layer_with(|config| config.wait_ms_max = 0);
+    let app = gated(&layer, &runs, &gate);
+    world.clock.advance_ms(DAY_MS);
+    let first = send_soon(&app, post("a"));
+    gate.arrived().await;
+    world.clock.advance_ms(-DAY_MS);
+    assert_eq!(send(&app, post("a")).await.outcome(), "running");
+    world.clock.advance_ms(2 * DAY_MS);
+    assert_eq!(send(&app, post("a")).await.outcome(), "unknown");
+    gate.open();
+    assert_eq!(first.await.unwrap().body, "run 1");
+    world.clock.advance_ms(-DAY_MS);
+    assert!(send(&app, post("a")).await.replayed());
+    world.clock.advance_ms(3 * DAY_MS);
+    assert_eq!(send(&app, post("a")).await.code(), "SEM0408");
+    assert_eq!(runs.count(), 1);
+}
+
+const DAY_MS: i64 = 86_400_000;

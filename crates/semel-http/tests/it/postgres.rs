@@ -45,14 +45,14 @@ async fn twenty_equal_posts_over_two_instances_run_once_and_get_equal_answers() 
 }
 
 #[tokio::test]
-async fn a_panic_is_unknown_to_the_other_instance_when_its_lease_has_ended() {
+async fn a_panic_is_unknown_to_the_other_instance_at_once() {
     let url = postgres().fresh_database();
     let runs = Runs::default();
-    let first = app(&instance(&url, 300).await, &runs, |_| async {
+    let first = app(&instance(&url, 30_000).await, &runs, |_| async {
         panic!("charged, then this")
     });
     assert_eq!(send(&first, post("a")).await.outcome(), "unknown");
-    let other = counting(&instance(&url, 300).await, &runs);
+    let other = counting(&instance(&url, 30_000).await, &runs);
     let again = send(&other, post("a")).await;
     assert_eq!(
         (again.status, again.code().as_str(), runs.count()),

@@ -52,6 +52,20 @@ impl World {
         }
     }
 
+    /// A real server, with the server's clock: that of this world moves nothing.
+    pub(crate) async fn postgres() -> Self {
+        let url = semel_testkit::servers::postgres().fresh_database();
+        let db = semel_postgres::Postgres::connect(semel_postgres::Config::new(url))
+            .await
+            .unwrap();
+        db.migrate().await.unwrap();
+        Self {
+            store: Arc::new(db),
+            clock: Arc::new(ManualClock::default()),
+            _dir: None,
+        }
+    }
+
     /// A layer with one scope for all.
     pub(crate) fn layer(&self) -> IdempotencyLayer {
         self.layer_with(|_| {})
@@ -93,6 +107,16 @@ macro_rules! on_each_store {
     };
 }
 pub(crate) use on_each_store;
+
+/// The same on PostgreSQL, for those that move no clock.
+macro_rules! on_postgres_too {
+    ($($name:ident),+ $(,)?) => {
+        mod on_postgres {
+            $(#[tokio::test] async fn $name() { super::$name($crate::support::World::postgres().await).await; })+
+        }
+    };
+}
+pub(crate) use on_postgres_too;
 
 /// Counts runs.
 #[derive(Debug, Clone, Default)]

@@ -1,6 +1,9 @@
 //! The same key at the same time.
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::sync::Notify;
 
 use super::support::*;
 
@@ -11,6 +14,9 @@ on_each_store![
     a_duplicate_runs_by_itself_when_the_first_gave_the_key_back,
     a_duplicate_waits_at_most_the_cap_and_is_told_when_to_come_back,
     a_duplicate_of_a_lost_owner_stops_waiting_when_the_lease_ends,
+    a_store_that_tells_wakes_a_waiter_of_another_process_at_once,
+    a_duplicate_is_told_to_come_back_when_runs_usually_end,
+    a_client_that_leaves_a_waiting_duplicate_gives_its_place_back,
 ];
 
 /// laravel-idempotency#1: two instances share nothing but the store.
@@ -121,5 +127,77 @@ async fn a_duplicate_of_a_lost_owner_stops_waiting_when_the_lease_ends(world: Wo
     world.leases_end();
     let answer = waiting.await.unwrap();
     assert_eq!((answer.status, answer.code().as_str()), (409, "SEM0406"));
+    assert_eq!(runs.count(), 1);
+}
+
+/// Rule K11: subscribe, then read. The store here tells only when the test says so, and a look now and then would take 2 s.
+async fn a_store_that_tells_wakes_a_waiter_of_another_process_at_once(world: World) {
+    let told = Arc::new(Notify::new());
+    let store = Faulty::that_tells(world.store.clone(), Some(told.clone()));
+    let mut telling = world.clone();
+    telling.store = store.clone();
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let first = send_soon(&gated(&world.layer(), &runs, &gate), post("a"));
+    gate.arrived().await;
+    let other = telling.layer_with(|config| config.wait_ms_max = 60_000);
+    let waiting = send_soon(&counting(&other, &runs), post("a"));
+    // Its pauses have grown to the longest.
+    until("it looks now and then only", async || store.calls("read") > 8).await;
+    let looks = store.calls("read");
+    assert_eq!(store.calls("subscribe"), 1, "a hint that was not spent is kept");
+    gate.open();
+    assert_eq!(first.await.unwrap().status, 201);
+    told.notify_waiters();
+    let answer = waiting.await.unwrap();
+    assert_eq!(
+        (&answer.body[..], answer.replayed(), runs.count()),
+        (&b"run 1"[..], true, 1)
+    );
+    assert!(store.calls("read") <= looks + 2, "it was woken, it did not look");
+}
+
+async fn a_duplicate_is_told_to_come_back_when_runs_usually_end(world: World) {
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let layer = world.layer_with(|config| config.wait_ms_max = 0);
+    let slow = app(&layer, &runs, |_| async {
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        answer(201, "slow")
+    });
+    send(&slow, post("slow")).await;
+    let app = gated(&layer, &runs, &gate);
+    let first = send_soon(&app, post("a"));
+    gate.arrived().await;
+    let second = send(&app, post("a")).await;
+    assert_eq!(
+        (second.outcome(), second.header("retry-after")),
+        ("running", Some("2"))
+    );
+    gate.open();
+    first.await.unwrap();
+}
+
+async fn a_client_that_leaves_a_waiting_duplicate_gives_its_place_back(world: World) {
+    let (world, store) = world.faulty();
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let layer = world.layer_with(|config| {
+        config.waiters_max = 1;
+        config.wait_ms_max = 60_000;
+    });
+    let app = gated(&layer, &runs, &gate);
+    let first = send_soon(&app, post("a"));
+    gate.arrived().await;
+    let gone = send_soon(&app, post("a"));
+    until("it waits", async || store.calls("read") > 0).await;
+    assert_eq!(
+        send(&app, post("a")).await.outcome(),
+        "running",
+        "no place is left"
+    );
+    gone.abort();
+    assert!(gone.await.unwrap_err().is_cancelled());
+    let stays = send_soon(&app, post("a"));
+    gate.open();
+    assert_eq!(first.await.unwrap().status, 201);
+    assert!(stays.await.unwrap().replayed());
     assert_eq!(runs.count(), 1);
 }

@@ -1,7 +1,17 @@
 //! The key in the request: exactly one, or a clear refusal before the store is touched.
 //!
+//! It may stand in the header, in an alias of it, or in a field of the body; when it stands in several places they must
+//! agree.
+//!
 //! Two forms name the same record: a Structured Field String (RFC 9651) as the draft asks, `"order-7"`, and the bare
 //! token that most clients send, `order-7`. Once decoded, a key is opaque bytes: never trimmed, folded or collated.
+
+mod source;
+#[cfg(test)]
+mod vectors;
+
+pub use source::BodyKey;
+pub(crate) use source::{Found, from_body, from_headers};
 
 use http::HeaderMap;
 use http::header::HeaderName;
@@ -27,6 +37,20 @@ pub enum KeyError {
         header: HeaderName,
         /// Header lines seen.
         count: usize,
+    },
+    /// Two places name two keys.
+    #[error("{first} and {second} name different keys; send one key per request")]
+    Disagree {
+        /// The first place.
+        first: String,
+        /// The other one.
+        second: String,
+    },
+    /// A field of the body stands there more than once, or is no text.
+    #[error("the key in the body is malformed: {field} must stand there once, as text")]
+    Field {
+        /// The field.
+        field: String,
     },
     /// A key of no bytes.
     #[error("the key is empty; send 1 to {max} bytes")]
@@ -107,6 +131,10 @@ pub fn parse(value: &[u8], form: KeyForm, bytes_max: usize) -> Result<Box<[u8]>,
             }
         }
     };
+    sized(key, bytes_max)
+}
+
+fn sized(key: Box<[u8]>, bytes_max: usize) -> Result<Box<[u8]>, KeyError> {
     match key.len() {
         0 => Err(KeyError::Empty { max: bytes_max }),
         actual if actual > bytes_max => Err(KeyError::TooLong {
@@ -119,6 +147,14 @@ pub fn parse(value: &[u8], form: KeyForm, bytes_max: usize) -> Result<Box<[u8]>,
 
 /// Parameters after the string are allowed by the syntax and mean nothing here.
 fn quoted(value: &[u8]) -> Result<Box<[u8]>, KeyError> {
+    // The common case without a parser: nothing escaped, nothing behind.
+    if let [b'"', plain @ .., b'"'] = value
+        && plain
+            .iter()
+            .all(|byte| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\'))
+    {
+        return Ok(plain.into());
+    }
     match Parser::new(value).parse::<Item>() {
         Ok(Item {
             bare_item: BareItem::String(text),

@@ -1,0 +1,58 @@
+//! gRPC says in `grpc-status` what HTTP says in the status: <https://grpc.io/docs/guides/status-codes/>.
+
+use http::HeaderMap;
+use http::header::CONTENT_TYPE;
+
+use super::Ending;
+
+/// Whether an answer is one of gRPC.
+pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
+    headers
+        .get(CONTENT_TYPE)
+        .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// What a gRPC status in the headers or trailers means; `None` when there is none here.
+pub(crate) fn judge(fields: &HeaderMap, distrust_unavailable: bool) -> Option<Ending> {
+    let status = fields.get("grpc-status")?.to_str().ok()?.parse::<u8>().ok();
+    Some(match status {
+        // OK; INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION, OUT_OF_RANGE: settled.
+        Some(0 | 3 | 5 | 6 | 9 | 11) => Ending::Store,
+        // PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAUTHENTICATED: of the moment, and nothing happened.
+        Some(7 | 8 | 16) => Ending::Release,
+        // UNIMPLEMENTED, as 501.
+        Some(12) if !distrust_unavailable => Ending::Release,
+        // CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, ABORTED, INTERNAL, UNAVAILABLE, DATA_LOSS. UNAVAILABLE is also what a
+        // library says of a connection that broke in the middle.
+        _ => Ending::Unknown,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn the_codes_of_grpc_mean_what_the_statuses_of_http_mean() {
+        let judge = |code: &'static str| {
+            let mut fields = HeaderMap::new();
+            fields.insert("grpc-status", HeaderValue::from_static(code));
+            judge(&fields, false)
+        };
+        for (codes, ending) in [
+            (&["0", "3", "5", "6", "9", "11"][..], Ending::Store),
+            (&["7", "8", "12", "16"], Ending::Release),
+            (
+                &["1", "2", "4", "10", "13", "14", "15", "99", "x"],
+                Ending::Unknown,
+            ),
+        ] {
+            for code in codes {
+                assert_eq!(judge(code), Some(ending), "{code}");
+            }
+        }
+        assert_eq!(super::judge(&HeaderMap::new(), false), None);
+    }
+}

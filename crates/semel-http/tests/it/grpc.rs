@@ -1,0 +1,93 @@
+//! gRPC over plain http types: the status is behind the body.
+
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use futures_util::stream::{Iter, iter};
+use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use semel_http::Body;
+use tower::{Layer, ServiceExt, service_fn};
+
+use super::support::*;
+
+on_each_store![a_unary_call_is_judged_by_its_grpc_status_and_replayed_with_its_trailers];
+
+on_postgres_too![a_unary_call_is_judged_by_its_grpc_status_and_replayed_with_its_trailers];
+
+type Frames = Vec<Result<Frame<Bytes>, Infallible>>;
+type Message = StreamBody<Iter<<Frames as IntoIterator>::IntoIter>>;
+
+/// Answers as tonic does: 200, a message, the status in trailers; without a message in the headers.
+fn unary(status: &'static str, message: bool) -> Response<Message> {
+    let mut fields = HeaderMap::new();
+    fields.insert("grpc-status", HeaderValue::from_static(status));
+    fields.insert("grpc-message", HeaderValue::from_static("as%20it%20is"));
+    let frames: Frames = if message {
+        vec![
+            Ok(Frame::data(Bytes::from_static(b"\x00\x00\x00\x00\x02\x08\x07"))),
+            Ok(Frame::trailers(fields.clone())),
+        ]
+    } else {
+        Vec::new()
+    };
+    let mut response = Response::new(StreamBody::new(iter(frames)));
+    if !message {
+        response.headers_mut().extend(fields);
+    }
+    response
+        .headers_mut()
+        .insert("content-type", HeaderValue::from_static("application/grpc"));
+    response
+}
+
+async fn a_unary_call_is_judged_by_its_grpc_status_and_replayed_with_its_trailers(world: World) {
+    for (n, (status, message, outcome, again)) in [
+        ("0", true, "succeeded", "replayed"),
+        ("9", true, "succeeded", "replayed"),
+        ("9", false, "succeeded", "replayed"),
+        ("8", true, "refused", "run"),
+        ("16", false, "refused", "run"),
+        ("14", true, "unknown", "unknown"),
+        ("13", false, "unknown", "unknown"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let runs = Runs::default();
+        let count = runs.clone();
+        let service = world.layer().layer(service_fn(move |request: Request<Body>| {
+            count.add();
+            async move {
+                let sent = request.into_body().collect().await.unwrap().to_bytes();
+                assert_eq!(sent, "{}");
+                Ok::<_, Infallible>(unary(status, message))
+            }
+        }));
+        let key = format!("grpc-{n}");
+        let first = service.clone().oneshot(post(&key)).await.unwrap();
+        let (head, body) = first.into_parts();
+        assert_eq!(head.headers["semel-outcome"], outcome, "{status}");
+        let body = body.collect().await.unwrap();
+        let trailers = body.trailers().cloned();
+        assert_eq!(trailers.is_some(), message);
+        let second = service.oneshot(post(&key)).await.unwrap();
+        let (second, rest) = second.into_parts();
+        match again {
+            "replayed" => {
+                assert_eq!(second.headers["idempotent-replayed"], "true");
+                assert_eq!(second.headers.get("grpc-status"), head.headers.get("grpc-status"));
+                let rest = rest.collect().await.unwrap();
+                assert_eq!(rest.trailers().cloned(), trailers, "{status}");
+                assert_eq!(rest.to_bytes(), body.to_bytes());
+                assert_eq!(runs.count(), 1);
+            }
+            "run" => assert_eq!(runs.count(), 2, "{status}"),
+            _ => assert_eq!(
+                (second.headers["semel-outcome"].to_str().unwrap(), runs.count()),
+                ("unknown", 1)
+            ),
+        }
+    }
+}
