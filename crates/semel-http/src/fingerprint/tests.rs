@@ -270,7 +270,7 @@ fn an_explanation_names_the_part_and_nothing_of_its_content() {
         assert_eq!(now(explain(asked(&other, body), &Profile::Raw, &stored)), part);
     }
     let first = r#"{"amount":1,"secret":"s3cret"}"#;
-    let again = r#"{"amount":2,"secret":"other"}"#;
+    let again = r#"{"amount":2,"secret":"another"}"#;
     assert_eq!(told(&Profile::Json, first, again), "the body in /amount, /secret");
     assert_eq!(
         told(&Profile::Json, first, r#"{"amount":1}"#),
