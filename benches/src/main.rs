@@ -9,6 +9,7 @@
     reason = "a bench that fails has nothing to say"
 )]
 
+mod gateway;
 mod harness;
 mod http;
 mod keys;
@@ -48,6 +49,8 @@ enum Bench {
     KeysBatched,
     /// The HTTP layer on three stores against bare axum.
     Http,
+    /// The gateway against nginx, where nginx, wrk and a `semel` built the same way are there.
+    Gateway,
     /// The relay from SQLite to a webhook and, with the feature kafka, from PostgreSQL to Kafka.
     Relay,
     /// Everything.
@@ -93,6 +96,9 @@ async fn main() {
     }
     if all || matches!(cli.bench, Bench::Http) {
         http::run(plan).await;
+    }
+    if all || matches!(cli.bench, Bench::Gateway) {
+        gateway::run(plan).await;
     }
     if all || matches!(cli.bench, Bench::Relay) {
         relay::run(plan).await;

@@ -18,6 +18,9 @@ pub const CRASH_POINTS: &[&str] = &[
     "http.claimed",
     "http.before_complete",
     "http.completed",
+    // The gateway, once per request that it sends: before it, and when the head of the answer is there.
+    "gateway.before_send",
+    "gateway.answered",
     "once.before_commit",
     "once.committed",
     "relay.batch_opened",

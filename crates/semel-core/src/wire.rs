@@ -17,6 +17,10 @@ pub const GUARANTEE: &str = "semel-guarantee";
 pub const RETAINED_UNTIL: &str = "semel-retained-until";
 /// Handler to the layer around it, never sent on: do not store this answer.
 pub const NO_STORE: &str = "semel-no-store";
+/// Handler to the layer around it, never sent on: for how many seconds this answer is kept.
+pub const PERSIST_FOR: &str = "semel-persist-for";
+/// Handler to the layer around it, never sent on: nothing was done, so a retry may run.
+pub const NOT_EXECUTED: &str = "semel-not-executed";
 
 /// Gateway to upstream: the claim's fencing token, a number.
 pub const TOKEN: &str = "semel-token";

@@ -1,7 +1,8 @@
-//! An open store of either kind, for `run`, `check` and `migrate`.
+//! An open store of any kind, for `run`, `check` and `migrate`.
 
 use std::sync::Arc;
 
+use semel_core::model::{MemoryKeys, MemoryOutbox, MemorySagas};
 use semel_core::store::{OutboxStore, SagaStore};
 use semel_core::{ErrorKind, KeyStore, StoreError};
 #[cfg(feature = "postgres")]
@@ -19,6 +20,18 @@ pub(crate) enum Store {
     /// A database.
     #[cfg(feature = "postgres")]
     Postgres(Postgres),
+    /// This process, as long as it lives.
+    Memory(Memory),
+}
+
+/// Keys of this process; its outbox and its sagas are empty, and the configuration lets nobody use them.
+#[derive(Clone)]
+pub(crate) struct Memory(Arc<MemoryKeys>);
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Memory")
+    }
 }
 
 impl Store {
@@ -28,6 +41,7 @@ impl Store {
     /// It cannot be reached or is none.
     pub(crate) async fn open(config: &StoreConfig) -> Result<Self, StoreError> {
         match &config.url {
+            StoreUrl::Memory => Ok(Self::Memory(Memory(Arc::new(MemoryKeys::default())))),
             StoreUrl::Sqlite(path) => {
                 let mut sqlite = semel_sqlite::Config::new(path);
                 sqlite.busy_timeout = config.acquire_timeout;
@@ -59,6 +73,7 @@ impl Store {
             Self::Sqlite(db) => db.migrate().await,
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => db.migrate().await,
+            Self::Memory(_) => Ok(0),
         }
     }
 
@@ -71,6 +86,7 @@ impl Store {
             Self::Sqlite(db) => db.schema_version().await,
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => db.schema_version().await,
+            Self::Memory(_) => Ok(self.schema_known()),
         }
     }
 
@@ -80,6 +96,8 @@ impl Store {
             Self::Sqlite(_) => semel_sqlite::SCHEMA_VERSION,
             #[cfg(feature = "postgres")]
             Self::Postgres(_) => semel_postgres::SCHEMA_VERSION,
+            // There is none.
+            Self::Memory(_) => 1,
         }
     }
 
@@ -107,6 +125,7 @@ impl Store {
             Self::Sqlite(db) => Arc::new(db.clone()),
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => Arc::new(db.clone()),
+            Self::Memory(memory) => memory.0.clone(),
         }
     }
 
@@ -116,6 +135,7 @@ impl Store {
             Self::Sqlite(db) => Arc::new(db.clone()),
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => Arc::new(db.clone()),
+            Self::Memory(_) => Arc::new(MemorySagas::default()),
         }
     }
 
@@ -125,13 +145,14 @@ impl Store {
             Self::Sqlite(db) => Arc::new(db.clone()),
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => Arc::new(db.clone()),
+            Self::Memory(_) => Arc::new(MemoryOutbox::default()),
         }
     }
 
     /// Shards of a stream when the configuration does not say: as many as processes may want to share.
     pub(crate) const fn shards_default(&self) -> u16 {
         match self {
-            Self::Sqlite(_) => 1,
+            Self::Sqlite(_) | Self::Memory(_) => 1,
             #[cfg(feature = "postgres")]
             Self::Postgres(_) => 4,
         }
@@ -143,6 +164,7 @@ impl Store {
             Self::Sqlite(db) => db.close().await,
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => db.close().await,
+            Self::Memory(_) => {}
         }
     }
 }
@@ -154,6 +176,7 @@ const SQLITE_READERS_MAX: u32 = 4;
 pub(crate) fn script(url: &StoreUrl) -> String {
     match url {
         StoreUrl::Sqlite(_) => semel_sqlite::script(),
+        StoreUrl::Memory => String::new(),
         #[cfg(feature = "postgres")]
         StoreUrl::Postgres(_) => semel_postgres::script(),
         #[cfg(not(feature = "postgres"))]

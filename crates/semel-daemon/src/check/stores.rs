@@ -122,6 +122,12 @@ async fn schema(part: &str, store: &Store, migrate: bool) -> Finding {
 
 async fn durability(part: &str, store: &Store) -> Result<Vec<Finding>, sqlx::Error> {
     match store {
+        Store::Memory(_) => {
+            let found =
+                "memory of one process: every key is forgotten when semel stops, and a retry is sent again";
+            let fix = "use it for tries and benches; sqlite:semel.db needs no server either";
+            Ok(vec![Finding::warn(part, "durability", found, fix)])
+        }
         Store::Sqlite(db) => {
             let journal: String = sqlx::query_scalar("PRAGMA journal_mode")
                 .fetch_one(db.readers())

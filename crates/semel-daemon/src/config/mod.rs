@@ -73,6 +73,9 @@ pub(crate) const SECTIONS: &[&Section] = &[
     &sink::WEBHOOK,
     &sink::KAFKA,
     &gateway::GATEWAY,
+    &gateway::ROUTE,
+    &gateway::TLS,
+    &gateway::UPSTREAM_TLS,
     &api::API,
     &api::TOKEN,
     &saga::SAGA,
@@ -215,25 +218,51 @@ fn read_all<'a>(reader: &'a Reader<'a>, document: &'a DeTable<'a>, folder: &Path
         reader.add_store(name.value);
     }
 
+    let relays: Vec<RelayConfig> = root
+        .tables("relay", &relay::RELAY)
+        .iter()
+        .filter_map(|table| {
+            let relay = relay::read(table)?;
+            not_in_memory(table, &stores, &relay.store);
+            Some(relay)
+        })
+        .collect();
+    let saga = root.table("saga", &saga::SAGA).and_then(|table| {
+        let saga = saga::read(&table)?;
+        not_in_memory(&table, &stores, &saga.store);
+        Some(saga)
+    });
     Config {
-        server,
-        stores,
-        relays: root
-            .tables("relay", &relay::RELAY)
-            .iter()
-            .filter_map(relay::read)
-            .collect(),
+        relays,
         gateways: root
             .tables("gateway", &gateway::GATEWAY)
             .iter()
-            .filter_map(gateway::read)
+            .filter_map(|table| gateway::read(table, folder))
             .collect(),
         api: root
             .table("api", &api::API)
             .and_then(|table| api::read(&table, folder)),
-        saga: root
-            .table("saga", &saga::SAGA)
-            .and_then(|table| saga::read(&table)),
+        saga,
+        server,
+        stores,
+    }
+}
+
+/// Relays and sagas need what outlives the process.
+fn not_in_memory(table: &Table<'_>, stores: &[StoreConfig], name: &str) {
+    if stores
+        .iter()
+        .any(|store| store.name == name && store.url.is_memory())
+    {
+        let message = format!(
+            "{} cannot use the store `{name}`: it is in memory",
+            table.header()
+        );
+        table.mistake(
+            table.span(),
+            message,
+            "name a store that outlives the process, such as sqlite:semel.db",
+        );
     }
 }
 

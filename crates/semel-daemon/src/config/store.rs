@@ -31,7 +31,8 @@ const FIELDS: &[super::spec::Field] = &[
         "url",
         "store URL",
         "`sqlite:FILE` or `postgres://user:password@host:port/database`; \
-         a relative FILE is looked for beside the configuration file",
+         a relative FILE is looked for beside the configuration file. `memory:` for gateways only: \
+         **everything is forgotten when semel stops**, so a retry after that is sent again",
     ),
     field(
         "migrate",
@@ -75,6 +76,8 @@ pub(crate) enum StoreUrl {
     Sqlite(PathBuf),
     /// A server's URL.
     Postgres(String),
+    /// This process, as long as it lives.
+    Memory,
 }
 
 impl fmt::Display for StoreUrl {
@@ -86,6 +89,7 @@ impl fmt::Display for StoreUrl {
                 let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
                 write!(f, "postgres://{}", rest.split('?').next().unwrap_or(""))
             }
+            Self::Memory => f.write_str("memory:"),
         }
     }
 }
@@ -106,7 +110,7 @@ pub(crate) struct UrlTrouble {
 }
 
 /// The schemes there are.
-const SCHEMES: [&str; 3] = ["sqlite", "postgres", "postgresql"];
+const SCHEMES: [&str; 4] = ["sqlite", "postgres", "postgresql", "memory"];
 
 impl StoreUrl {
     /// Reads a URL; a relative SQLite file is taken from `folder`.
@@ -150,6 +154,11 @@ impl StoreUrl {
                 }
                 Ok(Self::Postgres(text.to_owned()))
             }
+            "memory" if rest.is_empty() => Ok(Self::Memory),
+            "memory" => Err(trouble(
+                "the store URL names something after memory:".to_owned(),
+                "write memory: alone, and only where all keys may be forgotten when semel stops",
+            )),
             other => {
                 let known = "known schemes: sqlite:, postgres://";
                 let fix = match nearest(other, SCHEMES.into_iter()) {
@@ -162,6 +171,11 @@ impl StoreUrl {
                 ))
             }
         }
+    }
+
+    /// Whether it is this process's memory.
+    pub(crate) const fn is_memory(&self) -> bool {
+        matches!(self, Self::Memory)
     }
 
     /// Whether it is a file of this machine.

@@ -226,3 +226,19 @@ fn a_delivery_ends_before_the_lease_does() {
         "{shown}"
     );
 }
+
+#[test]
+fn only_gateways_may_keep_their_state_in_memory() {
+    let text = "[store]\nurl = \"memory:\"\n[[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:0\"\n\
+                upstream = \"http://u\"\nanonymous = true\n";
+    let config = parse(Path::new("semel.toml"), text, &|_| None).unwrap_or_else(|report| panic!("{report}"));
+    assert!(config.stores[0].url.is_memory());
+    let saga = format!("{text}[saga]\n");
+    let report = parse(Path::new("semel.toml"), &saga, &|_| None)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        report.contains("[saga] cannot use the store `default`: it is in memory"),
+        "{report}"
+    );
+}

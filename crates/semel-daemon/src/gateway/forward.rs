@@ -4,17 +4,19 @@ use std::net::IpAddr;
 
 use http::header::{self, HeaderName, HeaderValue};
 use http::{HeaderMap, Uri, uri};
+use semel_core::wire;
 use semel_http::headers;
 
-/// Fields of one connection (RFC 9110, 7.6.1), and `Expect`, which this proxy answers itself.
-const HOP_BY_HOP: [HeaderName; 9] = [
+use super::config::{HostRule, ProxyConfig};
+
+/// Fields of one connection (RFC 9110, 7.6.1). `Trailer` is not one of them: it goes with the trailers, which do.
+const HOP_BY_HOP: [HeaderName; 8] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
     header::PROXY_AUTHENTICATE,
     header::PROXY_AUTHORIZATION,
     header::TE,
-    header::TRAILER,
     header::TRANSFER_ENCODING,
     header::UPGRADE,
 ];
@@ -23,47 +25,95 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
+/// Handler to the gateway: how many seconds this answer is kept.
+pub(super) const PERSIST_FOR: HeaderName = HeaderName::from_static(wire::PERSIST_FOR);
+/// Handler to the gateway: nothing was done, a retry may run.
+pub(super) const NOT_EXECUTED: HeaderName = HeaderName::from_static(wire::NOT_EXECUTED);
+
+/// What only the gateway says to the upstream, or only the upstream to the gateway; a client must not.
+const NOT_FROM_CLIENTS: [HeaderName; 7] = [
+    headers::SEMEL_TOKEN,
+    headers::SEMEL_ATTEMPT,
+    headers::SEMEL_DEADLINE_MS,
+    headers::SEMEL_OUTCOME,
+    headers::SEMEL_NO_STORE,
+    PERSIST_FOR,
+    NOT_EXECUTED,
+];
+
 /// Takes out what belongs to one connection, and what `Connection` names: all but the fields that say who asks for
-/// what, which end-to-end judgements are made of (`kept`, the key, and Semel's own).
-pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, kept: Option<&HeaderName>) {
-    let kept = |name: &HeaderName| {
-        kept == Some(name)
-            || [headers::IDEMPOTENCY_KEY, headers::IDEMPOTENT_REPLAYED].contains(name)
-            || name.as_str().starts_with("semel-")
-    };
-    let named: Vec<HeaderName> = headers
-        .get_all(header::CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
-        .filter(|name| !kept(name))
-        .collect();
-    for name in HOP_BY_HOP.iter().chain(&named) {
+/// what, which end-to-end judgements are made of (`kept`, the key, who asked, and Semel's own).
+pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, kept: &[HeaderName]) {
+    if headers.contains_key(header::CONNECTION) {
+        let stays = |name: &HeaderName| {
+            kept.contains(name)
+                || [
+                    headers::IDEMPOTENCY_KEY,
+                    headers::IDEMPOTENT_REPLAYED,
+                    header::FORWARDED,
+                    header::HOST,
+                    header::AUTHORIZATION,
+                    header::CONTENT_LENGTH,
+                    header::CONTENT_TYPE,
+                    header::CONTENT_ENCODING,
+                ]
+                .contains(name)
+                || name.as_str().starts_with("semel-")
+                || name.as_str().starts_with("x-forwarded-")
+        };
+        let named: Vec<HeaderName> = tokens(headers, &header::CONNECTION)
+            .filter_map(|name| HeaderName::from_bytes(name.as_bytes()).ok())
+            .filter(|name| !stays(name))
+            .collect();
+        for name in &named {
+            headers.remove(name);
+        }
+    }
+    for name in &HOP_BY_HOP {
         headers.remove(name);
     }
 }
 
-/// Prepares the headers of a request for the upstream. `peer` is who connected; `principal` says who asks.
+/// The words of a list.
+fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
+    headers
+        .get_all(name)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|word| !word.is_empty())
+}
+
+/// The protocol that a request asks to change to, where it asks in due form.
+pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+    let asked = headers.get(header::UPGRADE)?;
+    tokens(headers, &header::CONNECTION)
+        .any(|word| word.eq_ignore_ascii_case("upgrade"))
+        .then(|| asked.clone())
+}
+
+/// Whether a WebSocket is asked for, in due form or not.
+pub(super) fn wants_websocket(headers: &HeaderMap) -> bool {
+    tokens(headers, &header::UPGRADE).any(|word| word.eq_ignore_ascii_case("websocket"))
+}
+
+/// Prepares the headers of a request for the upstream. `peer` is who connected, `authority` whom an HTTP/2 client
+/// asked for.
 pub(super) fn request(
     headers: &mut HeaderMap,
+    config: &ProxyConfig,
     peer: Option<IpAddr>,
-    trust_forwarded: bool,
-    principal: Option<&HeaderName>,
+    authority: Option<&HeaderValue>,
+    upgrade: Option<HeaderValue>,
 ) {
-    strip_hop_by_hop(headers, principal);
+    let trailers = tokens(headers, &header::TE).any(|word| word.eq_ignore_ascii_case("trailers"));
+    strip_hop_by_hop(headers, &config.kept);
     headers.remove(header::EXPECT);
-    // Only this gateway says these; a client must not.
-    for name in [
-        headers::SEMEL_TOKEN,
-        headers::SEMEL_ATTEMPT,
-        headers::SEMEL_DEADLINE_MS,
-        headers::SEMEL_OUTCOME,
-        headers::SEMEL_NO_STORE,
-    ] {
+    for name in &NOT_FROM_CLIENTS {
         headers.remove(name);
     }
-    if !trust_forwarded {
+    if !config.trust_forwarded {
         for name in [
             X_FORWARDED_FOR,
             X_FORWARDED_HOST,
@@ -73,22 +123,46 @@ pub(super) fn request(
             headers.remove(name);
         }
     }
-    // The client sets the upstream's own from the URI.
-    let host = headers.remove(header::HOST);
+    let host = authority.cloned().or_else(|| headers.get(header::HOST).cloned());
+    headers.remove(header::HOST);
     if let Some(peer) = peer {
         append(headers, &X_FORWARDED_FOR, &peer.to_string());
     }
     if let Some(host) = &host {
         headers.entry(X_FORWARDED_HOST).or_insert_with(|| host.clone());
     }
+    let proto = if config.secure { "https" } else { "http" };
     headers
         .entry(X_FORWARDED_PROTO)
-        .or_insert(HeaderValue::from_static("http"));
-    append(headers, &header::FORWARDED, &forwarded(peer, host.as_ref()));
+        .or_insert(HeaderValue::from_static(proto));
+    append(
+        headers,
+        &header::FORWARDED,
+        &forwarded(peer, host.as_ref(), proto),
+    );
+    let own = || {
+        let authority = config.upstream.authority()?;
+        HeaderValue::from_str(authority.as_str()).ok()
+    };
+    let shown = match &config.host {
+        HostRule::Upstream => own(),
+        HostRule::Preserve => host.or_else(own),
+        HostRule::Is(name) => Some(name.clone()),
+    };
+    if let Some(host) = shown {
+        headers.insert(header::HOST, host);
+    }
+    if let Some(upgrade) = upgrade {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, upgrade);
+    } else if trailers {
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        headers.insert(header::CONNECTION, HeaderValue::from_static("te"));
+    }
 }
 
 /// One element of `Forwarded` (RFC 7239).
-fn forwarded(peer: Option<IpAddr>, host: Option<&HeaderValue>) -> String {
+fn forwarded(peer: Option<IpAddr>, host: Option<&HeaderValue>, proto: &str) -> String {
     let mut element = match peer {
         Some(IpAddr::V4(ip)) => format!("for={ip}"),
         Some(IpAddr::V6(ip)) => format!("for=\"[{ip}]\""),
@@ -102,7 +176,8 @@ fn forwarded(peer: Option<IpAddr>, host: Option<&HeaderValue>) -> String {
     if let Some(host) = host.and_then(|host| host.to_str().ok()).filter(plain) {
         element.push_str(&format!(";host=\"{host}\""));
     }
-    element + ";proto=http"
+    element.push_str(";proto=");
+    element + proto
 }
 
 /// Adds to a list in one line.
@@ -126,18 +201,16 @@ fn append(headers: &mut HeaderMap, name: &HeaderName, element: &str) {
 /// The request's path and query below the upstream's address; `None` for a target without a path, such as CONNECT's.
 pub(super) fn target(upstream: &Uri, request: &Uri) -> Option<Uri> {
     let target = request.path_and_query()?;
+    // `*` is the whole server's target, which has nothing below it.
+    if target.as_str() == "*" {
+        return Some(Uri::from(target.clone()));
+    }
     let base = upstream.path().trim_end_matches('/');
-    let target = if base.is_empty() {
-        target.clone()
-    } else {
-        format!("{base}{target}").parse::<uri::PathAndQuery>().ok()?
-    };
-    Uri::builder()
-        .scheme(upstream.scheme()?.clone())
-        .authority(upstream.authority()?.clone())
-        .path_and_query(target)
-        .build()
-        .ok()
+    if base.is_empty() {
+        return Some(Uri::from(target.clone()));
+    }
+    let joined = format!("{base}{target}");
+    Some(Uri::from(joined.parse::<uri::PathAndQuery>().ok()?))
 }
 
 #[cfg(test)]
@@ -156,24 +229,36 @@ mod tests {
         headers.get(name).map(|value| value.to_str().unwrap())
     }
 
+    fn config(lines: &str) -> ProxyConfig {
+        let lines = format!("anonymous = true\n{lines}");
+        super::super::tests::config("127.0.0.1:9000".parse().unwrap(), &lines).proxy
+    }
+
     #[test]
     fn fields_of_the_connection_and_those_it_names_go() {
         let mut headers = map(&[
             ("connection", "close, X-Hop"),
             ("x-hop", "1"),
-            ("te", "trailers"),
+            ("te", "gzip"),
             ("transfer-encoding", "chunked"),
             ("expect", "100-continue"),
             ("semel-token", "7"),
+            ("semel-not-executed", "1"),
             ("idempotency-key", "a"),
             ("accept", "*/*"),
         ]);
-        request(&mut headers, None, false, None);
+        request(&mut headers, &config(""), None, None, None);
         let mut names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(
             names,
-            ["accept", "forwarded", "idempotency-key", "x-forwarded-proto"]
+            [
+                "accept",
+                "forwarded",
+                "host",
+                "idempotency-key",
+                "x-forwarded-proto"
+            ]
         );
     }
 
@@ -184,10 +269,11 @@ mod tests {
             ("x-forwarded-for", "10.0.0.1"),
             ("x-forwarded-proto", "https"),
             ("forwarded", "for=10.0.0.1"),
+            ("connection", "X-Forwarded-For, Forwarded"),
         ];
         let peer = Some("10.0.0.2".parse().unwrap());
         let mut anew = map(&sent);
-        request(&mut anew, peer, false, None);
+        request(&mut anew, &config(""), peer, None, None);
         assert_eq!(get(&anew, "x-forwarded-for"), Some("10.0.0.2"));
         assert_eq!(get(&anew, "x-forwarded-host"), Some("shop.example"));
         assert_eq!(get(&anew, "x-forwarded-proto"), Some("http"));
@@ -195,10 +281,10 @@ mod tests {
             get(&anew, "forwarded"),
             Some("for=10.0.0.2;host=\"shop.example\";proto=http")
         );
-        assert_eq!(get(&anew, "host"), None);
+        assert_eq!(get(&anew, "host"), Some("127.0.0.1:9000"));
 
         let mut added = map(&sent);
-        request(&mut added, peer, true, None);
+        request(&mut added, &config("trust_forwarded = true"), peer, None, None);
         assert_eq!(get(&added, "x-forwarded-for"), Some("10.0.0.1, 10.0.0.2"));
         assert_eq!(get(&added, "x-forwarded-proto"), Some("https"));
         let both = "for=10.0.0.1, for=10.0.0.2;host=\"shop.example\";proto=http";
@@ -206,18 +292,42 @@ mod tests {
     }
 
     #[test]
+    fn the_host_is_the_upstreams_the_clients_or_the_one_that_is_set() {
+        for (line, shown) in [
+            ("", "127.0.0.1:9000"),
+            ("host = \"preserve\"", "shop.example"),
+            ("host = \"inner.example\"", "inner.example"),
+        ] {
+            let mut headers = map(&[("host", "shop.example")]);
+            request(&mut headers, &config(line), None, None, None);
+            assert_eq!(get(&headers, "host"), Some(shown));
+        }
+    }
+
+    #[test]
+    fn only_trailers_of_te_goes_on() {
+        let mut headers = map(&[("te", "gzip, trailers"), ("connection", "te")]);
+        request(&mut headers, &config(""), None, None, None);
+        assert_eq!(
+            (get(&headers, "te"), get(&headers, "connection")),
+            (Some("trailers"), Some("te"))
+        );
+    }
+
+    #[test]
     fn an_ipv6_peer_is_quoted() {
         let peer = Some("::1".parse().unwrap());
-        assert_eq!(forwarded(peer, None), "for=\"[::1]\";proto=http");
+        assert_eq!(forwarded(peer, None, "https"), "for=\"[::1]\";proto=https");
     }
 
     #[test]
     fn the_upstreams_path_comes_first() {
         for (upstream, asked, goes_to) in [
-            ("http://u:1", "/a?b=c", "http://u:1/a?b=c"),
-            ("http://u:1/", "/", "http://u:1/"),
-            ("http://u:1/base/", "/a%2Fb?x", "http://u:1/base/a%2Fb?x"),
-            ("http://u:1", "http://other/a", "http://u:1/a"),
+            ("http://u:1", "/a?b=c", "/a?b=c"),
+            ("http://u:1/", "/", "/"),
+            ("http://u:1/base/", "/a%2Fb/../c?x", "/base/a%2Fb/../c?x"),
+            ("http://u:1", "http://other/a", "/a"),
+            ("http://u:1/base", "*", "*"),
         ] {
             let found = target(&upstream.parse().unwrap(), &asked.parse().unwrap());
             assert_eq!(found.unwrap().to_string(), goes_to);

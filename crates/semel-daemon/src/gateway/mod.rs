@@ -1,127 +1,248 @@
 //! The gateway: Idempotency-Key in front of an upstream that knows nothing of it.
 //!
 //! A request of the configured methods and paths that carries a key goes through the layer of `semel-http`; every
-//! other passes through, its bodies streamed both ways.
+//! other passes through, its bodies streamed both ways. `config` says what may be set, [`routes`] which policy a request
+//! meets, [`proxy`] what becomes of it, [`client`] holds connections to the upstream, [`forward`] says what happens to
+//! headers. Listening, limits of clients and reading the configuration again are in `run/front`.
 //!
 //! # Guarantees
 //! - A keyed request is sent at most once, and every retry gets the first answer. Nothing is sent again after a byte of
 //!   it may have left; only a connection that could not be had, or was found closed before it took the request, counts
-//!   as nothing sent: the key is given back.
-//! - A broken connection, a time-out, 408 and every 5xx are unknown: the retry is told so and is not sent. With
-//!   `trust_unavailable` the upstream's 501, and 503 with `Retry-After`, give the key back.
+//!   as nothing sent: the key is given back. An upstream that is declared to deduplicate may get the same key again
+//!   while `total_timeout_ms` lasts (rule K12); then what is not known is held like any other (rule K14).
+//! - A broken connection, a time-out, 408 and every 5xx are unknown: the retry is told so and is not sent, unless
+//!   `reconcile_url` says what became of it. With `trust_unavailable` the upstream's 501, and 503 with `Retry-After`,
+//!   give the key back.
 //! - Crash of the gateway after a request was sent: its key reads as unknown when its lease ends.
 //! - An inner Semel's `running` and `unknown` are passed on and never stored: the retry asks it again (rule K12).
+//! - A path that two servers may read differently meets the route that requires a key, and is forwarded as it was sent.
 //!
 //! # What the upstream sees and may say
 //! `Idempotency-Key` as the client sent it, `Semel-Token`, `Semel-Attempt` and `Semel-Deadline-Ms`; the same names
-//! from a client are taken out. It may answer with `Semel-Outcome: refused` (nothing happened, keep this) and
-//! `Semel-No-Store`. It is told who asked by `X-Forwarded-For`, `-Host`, `-Proto` and `Forwarded`.
+//! from a client are taken out. It may answer with `Semel-Outcome: refused` (nothing happened, keep this),
+//! `Semel-No-Store`, `Semel-Persist-For` and `Semel-Not-Executed`. It is told who asked by `X-Forwarded-For`, `-Host`,
+//! `-Proto` and `Forwarded`.
 //!
 //! # Not guaranteed
-//! That the principal is true: it is what the header says, so nothing but the proxy that verifies it may reach this
-//! port. A retry gets the stored answer without the upstream's judging again whether the caller may see it.
+//! That the principal of a header is true: nothing but the proxy that verifies it may reach this port. With `auth_url`
+//! it is asked for at each request, replays too.
 //!
-//! # Not yet
-//! WebSockets and other upgrades, TLS on either side, HTTP/2 to the upstream, trailers of keyed requests, resending to
-//! an upstream that is declared to deduplicate by itself, a reconcile hook that settles unknown keys.
+//! # Not carried
+//! Extended CONNECT and CONNECT, informational answers of the upstream (`103`), trailers of keyed requests.
 
+mod body;
+mod client;
 mod config;
-mod deadline;
+mod failure;
 mod forward;
+mod path;
+mod principal;
 mod proxy;
+mod reconcile;
 mod routes;
+mod stats;
 #[cfg(test)]
 mod tests;
+mod tunnel;
+mod x509;
 
-pub(crate) use config::{GATEWAY, GatewayConfig, read};
-
-use std::convert::Infallible;
-use std::pin::Pin;
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use axum::Router;
 use http::{Request, Response};
-use semel_core::{KeyStore, Scope};
-use semel_http::{Body, Idempotency, IdempotencyLayer, ScopeError};
-use tower::Layer as _;
+use semel_core::{KeyStore, limits};
+use semel_http::{Idempotency, IdempotencyLayer};
+use tokio_util::sync::CancellationToken;
+use tower::{Layer as _, Service as _};
 
-use config::Principal;
-use proxy::Proxy;
-use routes::Routes;
+pub(crate) use body::{Outgoing, Reply};
+pub(crate) use config::{FrontConfig, GATEWAY, GatewayConfig, ROUTE, TLS, UPSTREAM_TLS, read};
+pub(crate) use failure::{Refusal, host_trouble};
+pub(crate) use stats::Stats;
 
-/// What the daemon serves for one gateway.
-pub(crate) struct Service {
-    /// Answers requests.
-    pub(crate) router: Router,
-    /// Ends when every request that was begun has been carried out and recorded.
-    pub(crate) drain: Pin<Box<dyn Future<Output = ()> + Send>>,
+use client::Client;
+use config::{KeyRule, Principal, RouteConfig};
+use failure::head_limits;
+use principal::Asker;
+use proxy::{Peer, Proxy};
+
+/// One configuration of a gateway in force: a [`Gateway`] for each thread, and what ends when it is no longer.
+pub(crate) struct Live {
+    /// One per thread, each with connections of its own.
+    threads: Vec<Gateway>,
+    layers: Vec<IdempotencyLayer>,
+    /// Ends tunnels.
+    stop: CancellationToken,
 }
 
-/// Builds one gateway. `keys` answers `Unavailable` while its store is away.
-///
-/// # Errors
-/// What is wrong with the configuration, in words.
-pub(crate) fn service(config: &GatewayConfig, keys: Arc<dyn KeyStore>) -> Result<Service, String> {
-    let layer = layer(config, keys).map_err(|limit| limit.to_string())?;
-    let proxy = Proxy::new(config.proxy.clone());
-    let gateway = Gateway {
-        routes: Arc::new(config.routes.clone()),
-        keyed: layer.layer(proxy.clone()),
-        plain: proxy,
-    };
-    Ok(Service {
-        router: Router::new().fallback_service(gateway),
-        drain: Box::pin(async move { layer.drain().await }),
-    })
+impl Live {
+    /// Builds one gateway for so many threads. `keys` answers `Unavailable` while its store is away.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration, in words.
+    pub(crate) fn new(
+        config: &GatewayConfig,
+        keys: &Arc<dyn KeyStore>,
+        stats: &Arc<Stats>,
+        threads: usize,
+        stop: CancellationToken,
+    ) -> Result<Self, String> {
+        let layers = config
+            .routes
+            .iter()
+            .map(|route| layer(&config.name, route, Arc::clone(keys)))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|limit| limit.to_string())?;
+        let threads = (0..threads.max(1))
+            .map(|_| Gateway::new(config, &layers, stats, &stop))
+            .collect();
+        Ok(Self {
+            threads,
+            layers,
+            stop,
+        })
+    }
+
+    /// What serves on this thread.
+    pub(crate) fn on(&self, thread: usize) -> Option<&Gateway> {
+        self.threads.get(thread).or_else(|| self.threads.first())
+    }
+
+    /// Whether something is being carried out or still to be recorded.
+    pub(crate) fn busy(&self) -> bool {
+        self.layers.iter().any(|layer| layer.in_flight() > 0)
+    }
+
+    /// Ends when every request that was begun has been carried out and recorded.
+    pub(crate) async fn drain(&self) {
+        self.stop.cancel();
+        for layer in &self.layers {
+            layer.drain().await;
+        }
+    }
 }
 
 fn layer(
-    config: &GatewayConfig,
+    gateway: &str,
+    route: &RouteConfig,
     keys: Arc<dyn KeyStore>,
-) -> Result<IdempotencyLayer, semel_core::limits::LimitExceeded> {
-    let builder = IdempotencyLayer::builder(keys).config(config.layer.clone());
-    match &config.principal {
-        Principal::Anonymous => builder.anonymous_scope(&format!("gateway/{}", config.name)),
-        Principal::Header(header) => {
-            let (name, header) = (config.name.clone(), header.clone());
-            builder.scope(move |request: &http::request::Parts| {
-                let mut values = request.headers.get_all(&header).iter();
-                match (values.next(), values.next()) {
-                    (Some(id), None) if !id.is_empty() => {
-                        Ok(Scope::of_parts(&[b"gateway", name.as_bytes(), id.as_bytes()]))
-                    }
-                    _ => Err(ScopeError::NoPrincipal),
-                }
-            })
+) -> Result<IdempotencyLayer, limits::LimitExceeded> {
+    let builder = IdempotencyLayer::builder(keys).config(route.layer.clone());
+    match &route.principal {
+        Principal::Anonymous => builder.anonymous_scope(&format!("gateway/{gateway}")),
+        Principal::Header(header) | Principal::Auth { header, .. } => {
+            let (gateway, header) = (gateway.to_owned(), header.clone());
+            builder.scope(move |request: &http::request::Parts| principal::scope(&gateway, &header, request))
         }
     }
     .build()
 }
 
-/// Sends each request one of the two ways.
+/// Answers the requests of one thread. Cheap to clone.
 #[derive(Clone)]
-struct Gateway {
-    routes: Arc<Routes>,
-    keyed: Idempotency<Proxy>,
-    plain: Proxy,
+pub(crate) struct Gateway(Arc<Inner>);
+
+struct Inner {
+    routes: Arc<[RouteConfig]>,
+    served: Vec<Served>,
+    pass: Proxy,
+    front: FrontConfig,
 }
 
-impl tower::Service<Request<axum::body::Body>> for Gateway {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+/// One route on one thread.
+struct Served {
+    keyed: Idempotency<Proxy>,
+    asker: Option<Asker>,
+}
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        // Both are always ready.
-        Poll::Ready(Ok(()))
+impl Gateway {
+    fn new(
+        config: &GatewayConfig,
+        layers: &[IdempotencyLayer],
+        stats: &Arc<Stats>,
+        stop: &CancellationToken,
+    ) -> Self {
+        let settings = Arc::new(config.proxy.clone());
+        let client = Client::new(Arc::clone(&settings));
+        let proxy = |sending: &config::Sending| {
+            Proxy::new(
+                client.clone(),
+                Arc::clone(&settings),
+                sending.clone(),
+                config.front.unkeyed_bytes_max,
+                Arc::clone(stats),
+                stop.clone(),
+            )
+        };
+        let served = config
+            .routes
+            .iter()
+            .zip(layers)
+            .map(|(route, layer)| Served {
+                keyed: layer.layer(proxy(&route.sending)),
+                asker: Asker::new(&route.principal),
+            })
+            .collect();
+        Self(Arc::new(Inner {
+            routes: config.routes.clone().into(),
+            served,
+            pass: proxy(&settings.sending),
+            front: config.front.clone(),
+        }))
     }
 
-    fn call(&mut self, request: Request<axum::body::Body>) -> Self::Future {
-        if self.routes.keyed(request.method(), request.uri().path()) {
-            self.keyed.call(request)
-        } else {
-            self.plain.call(request.map(Body::new))
+    /// A client's body, with the limit of requests without a key.
+    pub(crate) fn take(&self, body: hyper::body::Incoming) -> Outgoing {
+        Outgoing::client(body, self.0.front.unkeyed_bytes_max)
+    }
+
+    /// The answer to one request; `peer` is who connected.
+    pub(crate) async fn call(&self, request: Request<Outgoing>, peer: Option<IpAddr>) -> Response<Reply> {
+        let inner = &*self.0;
+        let front = &inner.front;
+        let target = request
+            .uri()
+            .path_and_query()
+            .map_or(0, |target| target.as_str().len());
+        if let Some(detail) = head_limits(
+            request.headers(),
+            front.headers_max,
+            front.header_bytes_max,
+            target,
+        ) {
+            return Refusal::HeadTooLarge.answer(&detail, true);
+        }
+        let found = routes::find(&inner.routes, request.method(), request.uri().path());
+        let route = found.and_then(|at| Some((inner.routes.get(at)?, inner.served.get(at)?)));
+        match route {
+            Some((route, served)) if route.key != KeyRule::Off => served.call(route, request, peer).await,
+            _ => inner.pass.plain(request, peer).await,
+        }
+    }
+}
+
+impl Served {
+    async fn call(
+        &self,
+        route: &RouteConfig,
+        request: Request<Outgoing>,
+        peer: Option<IpAddr>,
+    ) -> Response<Reply> {
+        let (mut parts, body) = request.into_parts();
+        if let Some(asker) = &self.asker {
+            let keyed = route.key == KeyRule::Required || parts.headers.contains_key(&route.layer.header);
+            if keyed && let Err(refused) = asker.name(&mut parts).await {
+                return *refused;
+            }
+        }
+        if let Some(peer) = peer {
+            parts.extensions.insert(Peer(peer));
+        }
+        let request = Request::from_parts(parts, body.unlimited());
+        // Always ready, and never an error.
+        match self.keyed.clone().call(request).await {
+            Ok(answer) => answer.map(Reply::Own),
+            Err(never) => match never {},
         }
     }
 }

@@ -1,141 +1,384 @@
 //! From a request to the upstream's answer, and what is known when there is none.
 
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::extract::ConnectInfo;
-use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, Version, header};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
-use semel_core::error::chain;
-use semel_http::headers::{SEMEL_DEADLINE_MS, SEMEL_NO_STORE};
-use semel_http::{Body, ClaimInfo, Disposition, Problem, ProblemKind};
+use bytes::Bytes;
+use http::request::Parts;
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as _, Incoming};
+use semel_core::{Clock as _, SystemClock, crash_point};
+use semel_http::headers::{SEMEL_DEADLINE_MS, SEMEL_NO_STORE, SEMEL_OUTCOME};
+use semel_http::{Body, ClaimInfo, Disposition, KeepFor, Problem};
+use tokio_util::sync::CancellationToken;
 use tower::Service;
 
-use super::deadline::{Answer, Moving};
-use super::forward;
+use super::body::{Answer, Outgoing, Patience, Reply};
+use super::client::{Client, Lease, SendError};
+use super::config::{ProxyConfig, Sending};
+use super::failure::{Refusal, broke_off, failed, not_supported, too_slow, unreachable};
+use super::forward::{self, NOT_EXECUTED, PERSIST_FOR};
+use super::reconcile::{Reconciler, Verdict};
+use super::stats::Stats;
+use super::tunnel;
 
-/// The way to the upstream.
-#[derive(Debug, Clone)]
-pub(crate) struct ProxyConfig {
-    /// Scheme, host, and a path that is put before the request's.
-    pub(crate) upstream: Uri,
-    /// How long connecting may take.
-    pub(crate) connect: Duration,
-    /// How long a whole answer to a keyed request may take.
-    pub(crate) total: Duration,
-    /// How long an idle connection is kept.
-    pub(crate) idle: Duration,
-    /// Whether a proxy in front says who asked.
-    pub(crate) trust_forwarded: bool,
-    /// The field that says who asks; it reaches the upstream whatever the client calls it.
-    pub(crate) principal: Option<HeaderName>,
-}
+/// How often a request with a key goes to an upstream that deduplicates, at most, and the pause between.
+const SENDS_MAX: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(200);
 
-/// Sends requests on. Cheap to clone.
+/// Who connected, as a request's extension.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer(pub(crate) IpAddr);
+
+/// Sends the requests of one route on. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Proxy {
-    client: Client<HttpConnector, Moving>,
+pub(crate) struct Proxy(Arc<Inner>);
+
+struct Inner {
+    client: Client,
     config: Arc<ProxyConfig>,
+    sending: Sending,
+    unkeyed_bytes_max: Option<u64>,
+    reconciler: Option<Reconciler>,
+    stats: Arc<Stats>,
+    stop: CancellationToken,
 }
 
 impl Proxy {
-    /// Opens no connection yet.
-    pub(crate) fn new(config: ProxyConfig) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(config.connect));
-        connector.set_nodelay(true);
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(config.idle)
-            // Only a request of which nothing was written, on a connection found closed: hyper hands those back whole.
-            .retry_canceled_requests(true)
-            .build(connector);
-        Self {
+    /// Over these connections; `stop` ends tunnels.
+    pub(crate) fn new(
+        client: Client,
+        config: Arc<ProxyConfig>,
+        sending: Sending,
+        unkeyed_bytes_max: Option<u64>,
+        stats: Arc<Stats>,
+        stop: CancellationToken,
+    ) -> Self {
+        let reconciler = sending.reconcile.as_ref();
+        let reconciler = reconciler.map(|who| Reconciler::new(who, &config.kept));
+        Self(Arc::new(Inner {
             client,
-            config: Arc::new(config),
-        }
+            config,
+            sending,
+            unkeyed_bytes_max,
+            reconciler,
+            stats,
+            stop,
+        }))
     }
 
-    async fn send(self, request: Request<Body>) -> Response<Body> {
+    /// A request without a key: bodies stream both ways.
+    pub(crate) async fn plain(&self, request: Request<Outgoing>, peer: Option<IpAddr>) -> Response<Reply> {
+        let inner = &*self.0;
         let (mut parts, body) = request.into_parts();
-        let Some(uri) = forward::target(&self.config.upstream, &parts.uri) else {
-            return not_supported("this gateway forwards paths, not CONNECT or the like");
-        };
-        if parts.method == Method::CONNECT || wants_websocket(&parts.headers) {
-            return not_supported("this gateway does not carry WebSockets or tunnels");
+        let upgrade = forward::upgrade(&parts.headers);
+        if upgrade.is_none() && forward::wants_websocket(&parts.headers) {
+            return not_supported(
+                "a WebSocket needs `Connection: Upgrade` over HTTP/1.1; it is not carried over HTTP/2",
+            );
         }
-        parts.uri = uri;
-        parts.version = Version::HTTP_11;
-        let peer = parts
-            .extensions
-            .get::<ConnectInfo<SocketAddr>>()
-            .map(|peer| peer.0.ip());
-        forward::request(
-            &mut parts.headers,
-            peer.map(|ip: IpAddr| ip.to_canonical()),
-            self.config.trust_forwarded,
-            self.config.principal.as_ref(),
-        );
-        let claim = parts.extensions.get::<ClaimInfo>().cloned();
+        if inner
+            .unkeyed_bytes_max
+            .is_some_and(|max| body.size_hint().lower() > max)
+        {
+            return inner.too_long("nothing was sent");
+        }
+        if let Err(refused) = inner.prepare(&mut parts, peer, upgrade.clone()) {
+            return *refused;
+        }
+        let tunnel = upgrade
+            .is_some()
+            .then(|| hyper::upgrade::on(&mut Request::from_parts(parts.clone(), ())));
         parts.extensions.clear();
-        let total = self.config.total;
-        if let Some(claim) = &claim {
-            claim.set_headers(&mut parts.headers);
-            let ms = u64::try_from(total.as_millis()).unwrap_or(u64::MAX);
-            parts.headers.insert(SEMEL_DEADLINE_MS, HeaderValue::from(ms));
-        }
-        let keyed = claim.is_some();
-        let (body, moved) = Moving::new(body);
-        let sending = self.client.request(Request::from_parts(parts, body));
-        let began = tokio::time::sleep(total);
-        let answer = if keyed {
-            tokio::time::timeout(total, sending).await.ok()
-        } else {
+        let watch = body.watch();
+        let sent = inner.client.send(Request::from_parts(parts, body));
+        let limit = inner.sending.first_byte;
+        let began = SystemClock.monotonic();
+        let answer = match &watch {
             // A long upload is not a slow upstream: the time counts from the last byte that moved.
-            tokio::select! {
-                answer = sending => Some(answer),
-                () = moved.still_for(total) => None,
-            }
+            Some(watch) => tokio::select! {
+                answer = sent => Some(answer),
+                () = watch.still_for(limit) => None,
+            },
+            None => tokio::time::timeout(limit, sent).await.ok(),
         };
         match answer {
-            Some(Ok(answer)) => {
+            Some(Ok((answer, lease))) => {
+                inner
+                    .stats
+                    .answered_after(SystemClock.monotonic().saturating_sub(began));
                 let (mut parts, body) = answer.into_parts();
-                forward::strip_hop_by_hop(&mut parts.headers, None);
-                if !keyed {
-                    parts.headers.remove(SEMEL_NO_STORE);
+                forward::strip_hop_by_hop(&mut parts.headers, &[]);
+                for name in [SEMEL_NO_STORE, PERSIST_FOR, NOT_EXECUTED] {
+                    parts.headers.remove(name);
                 }
-                Response::from_parts(parts, Body::new(Answer::new(body, keyed.then_some(began))))
+                if parts.status == StatusCode::SWITCHING_PROTOCOLS {
+                    let answer = Response::from_parts(parts, body);
+                    return match (tunnel, upgrade) {
+                        (Some(client), Some(protocol)) => inner.join(client, answer, protocol),
+                        _ => failed(&broke_off(), Disposition::Unknown),
+                    };
+                }
+                let body = Answer::new(body, lease, Patience::Idle(inner.sending.answer_idle));
+                Response::from_parts(parts, Reply::Upstream(Box::new(body)))
             }
-            Some(Err(error)) if nothing_sent(&error) => {
-                tracing::warn!(upstream = %self.config.upstream, error = chain(&error), "upstream unreachable");
-                let detail = "nothing was sent to it; send the same request again later";
-                failed(
-                    &Problem::new(ProblemKind::UpstreamUnreachable, detail).retry_after(1),
-                    Disposition::NotExecuted,
-                )
+            Some(Err(_)) if watch.as_ref().is_some_and(|watch| watch.too_long()) => {
+                inner.too_long("the upstream saw a part of it, and its connection was closed")
             }
-            Some(Err(error)) => {
-                tracing::warn!(upstream = %self.config.upstream, error = chain(&error), "upstream broke off");
+            Some(Err(SendError::NotSent(why))) => inner.not_sent(&why),
+            Some(Err(SendError::Broken(why))) => {
+                inner.broken(&why);
                 failed(&broke_off(), Disposition::Unknown)
             }
             None => {
-                tracing::warn!(upstream = %self.config.upstream, total_timeout_ms = total.as_millis(), "no answer in time");
-                failed(&too_slow(), Disposition::Unknown)
+                inner.slow("first_byte_timeout_ms", limit);
+                failed(
+                    &too_slow(&limit_text("first_byte_timeout_ms", limit)),
+                    Disposition::Unknown,
+                )
             }
         }
+    }
+
+    /// A request with a key, under its claim.
+    async fn keyed(&self, request: Request<Body>, claim: ClaimInfo) -> Response<Reply> {
+        let inner = &*self.0;
+        let (mut parts, body) = request.into_parts();
+        let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
+        if forward::wants_websocket(&parts.headers) {
+            return not_supported("a request with a key cannot become a WebSocket");
+        }
+        if let Err(refused) = inner.prepare(&mut parts, peer, None) {
+            return *refused;
+        }
+        // Trailers of a request that was collected are gone.
+        parts.headers.remove(header::TRAILER);
+        parts.headers.remove(header::TE);
+        parts.extensions.clear();
+        claim.set_headers(&mut parts.headers);
+        let bytes = match body.collect().await {
+            Ok(whole) => whole.to_bytes(),
+            Err(_) => return failed(&broke_off(), Disposition::NotExecuted),
+        };
+        let end = SystemClock.monotonic() + inner.sending.total;
+        match inner.attempts(&parts, bytes, end).await {
+            Sent::Answer(answer, lease) => {
+                if let Some(settled) = inner.settle_answer(&parts, &answer).await {
+                    return settled;
+                }
+                keyed_answer(answer, lease, end)
+            }
+            Sent::Nothing(response) => *response,
+            Sent::Unknown(problem) => match inner.settle(&parts).await {
+                Some(settled) => settled,
+                None => failed(&problem, Disposition::Unknown),
+            },
+        }
+    }
+}
+
+/// What sending a keyed request came to.
+enum Sent {
+    Answer(Response<Incoming>, Lease),
+    Nothing(Box<Response<Reply>>),
+    Unknown(Problem),
+}
+
+impl Inner {
+    /// Target and headers for the upstream.
+    fn prepare(
+        &self,
+        parts: &mut Parts,
+        peer: Option<IpAddr>,
+        upgrade: Option<HeaderValue>,
+    ) -> Result<(), Box<Response<Reply>>> {
+        let target = forward::target(&self.config.upstream, &parts.uri);
+        let (Some(uri), false) = (target, parts.method == Method::CONNECT) else {
+            return Err(Box::new(not_supported(
+                "this gateway forwards paths; CONNECT and tunnels over HTTP/2 are not carried",
+            )));
+        };
+        // A proxy must take the host of an absolute target, and the only one that HTTP/2 has (RFC 9112, 3.2.2).
+        let authority = parts.uri.authority().map(Authority::as_str);
+        let authority = authority.and_then(|authority| HeaderValue::from_str(authority).ok());
+        parts.uri = uri;
+        parts.version = Version::HTTP_11;
+        forward::request(
+            &mut parts.headers,
+            &self.config,
+            peer,
+            authority.as_ref(),
+            upgrade,
+        );
+        Ok(())
+    }
+
+    /// Sends it once; to an upstream that deduplicates, with the same key again, while there is time.
+    async fn attempts(&self, parts: &Parts, bytes: Bytes, end: Duration) -> Sent {
+        let mut sends = 0;
+        loop {
+            let left = end.saturating_sub(SystemClock.monotonic());
+            let (limit, name) = if left < self.sending.first_byte {
+                (left, "total_timeout_ms")
+            } else {
+                (self.sending.first_byte, "first_byte_timeout_ms")
+            };
+            let mut parts = parts.clone();
+            let ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            parts.headers.insert(SEMEL_DEADLINE_MS, HeaderValue::from(ms));
+            let request = Request::from_parts(parts, Outgoing::whole(bytes.clone()));
+            sends += 1;
+            crash_point("gateway.before_send");
+            let began = SystemClock.monotonic();
+            let problem = match tokio::time::timeout(limit, self.client.send(request)).await {
+                Ok(Ok((answer, lease))) => {
+                    self.stats
+                        .answered_after(SystemClock.monotonic().saturating_sub(began));
+                    crash_point("gateway.answered");
+                    if !(self.again(sends, end) && matches!(answer.status().as_u16(), 502 | 504)) {
+                        return Sent::Answer(answer, lease);
+                    }
+                    broke_off()
+                }
+                Ok(Err(SendError::NotSent(why))) if sends == 1 => {
+                    return Sent::Nothing(Box::new(self.not_sent(&why)));
+                }
+                // An earlier one may have been done.
+                Ok(Err(SendError::NotSent(why) | SendError::Broken(why))) => {
+                    self.broken(&why);
+                    broke_off()
+                }
+                Err(_) => {
+                    self.slow(name, limit);
+                    too_slow(&limit_text(name, limit))
+                }
+            };
+            if !self.again(sends, end) {
+                return Sent::Unknown(problem);
+            }
+            tokio::time::sleep(PAUSE * sends).await;
+        }
+    }
+
+    /// Whether the same request may be sent once more.
+    fn again(&self, sends: u32, end: Duration) -> bool {
+        self.sending.deduplicates && sends < SENDS_MAX && SystemClock.monotonic() + PAUSE * sends < end
+    }
+
+    /// Asks what became of it, where somebody knows.
+    async fn settle(&self, parts: &Parts) -> Option<Response<Reply>> {
+        let reconciler = self.reconciler.as_ref()?;
+        match reconciler.ask(&parts.headers).await {
+            Verdict::Settled(answer) => {
+                self.stats.reconciled.inc();
+                Some(*answer)
+            }
+            Verdict::Unknown(why) => {
+                tracing::warn!(upstream = %self.config.upstream, why, "the reconcile_url does not know what became of a request");
+                None
+            }
+        }
+    }
+
+    /// The same for an answer that says nothing of the end.
+    async fn settle_answer(&self, parts: &Parts, answer: &Response<Incoming>) -> Option<Response<Reply>> {
+        let silent =
+            !answer.headers().contains_key(SEMEL_OUTCOME) && !answer.headers().contains_key(NOT_EXECUTED);
+        let unclear = matches!(answer.status().as_u16(), 408 | 500 | 502 | 503 | 504);
+        if silent && unclear {
+            self.settle(parts).await
+        } else {
+            None
+        }
+    }
+
+    fn join(
+        &self,
+        client: hyper::upgrade::OnUpgrade,
+        answer: Response<Incoming>,
+        protocol: HeaderValue,
+    ) -> Response<Reply> {
+        let (mut parts, _) = tunnel::join(
+            client,
+            answer,
+            self.sending.answer_idle,
+            self.stop.clone(),
+            Arc::clone(&self.stats),
+        )
+        .into_parts();
+        parts
+            .headers
+            .insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        parts.headers.entry(header::UPGRADE).or_insert(protocol);
+        Response::from_parts(parts, Reply::Own(Body::empty()))
+    }
+
+    fn too_long(&self, so: &str) -> Response<Reply> {
+        let max = self.unkeyed_bytes_max.unwrap_or_default();
+        let detail = format!("it is longer than unkeyed_bytes_max = {max}; {so}");
+        Refusal::BodyTooLarge.answer(&detail, true)
+    }
+
+    fn not_sent(&self, why: &str) -> Response<Reply> {
+        self.stats.failed.get("not_sent").inc();
+        if let Some(more) = self.stats.quiet.may_speak() {
+            tracing::warn!(upstream = %self.config.upstream, error = why, more, "upstream unreachable");
+        }
+        unreachable()
+    }
+
+    fn broken(&self, why: &str) {
+        self.stats.failed.get("broken").inc();
+        if let Some(more) = self.stats.quiet.may_speak() {
+            tracing::warn!(upstream = %self.config.upstream, error = why, more, "upstream broke off");
+        }
+    }
+
+    fn slow(&self, name: &str, limit: Duration) {
+        self.stats.failed.get("slow").inc();
+        if let Some(more) = self.stats.quiet.may_speak() {
+            let limit = limit_text(name, limit);
+            tracing::warn!(upstream = %self.config.upstream, limit, more, "no answer in time");
+        }
+    }
+}
+
+fn limit_text(name: &str, limit: Duration) -> String {
+    format!("{name} = {}", limit.as_millis())
+}
+
+/// The upstream's answer to a keyed request, with its own word on the key.
+fn keyed_answer(answer: Response<Incoming>, lease: Lease, end: Duration) -> Response<Reply> {
+    let (mut parts, body) = answer.into_parts();
+    forward::strip_hop_by_hop(&mut parts.headers, &[]);
+    parts.headers.remove(header::TRAILER);
+    said(&mut parts.headers, &mut parts.extensions);
+    let body = Answer::new(body, lease, Patience::Until(end));
+    Response::from_parts(parts, Reply::Upstream(Box::new(body)))
+}
+
+/// Takes the control headers out of an answer and obeys them. `Semel-Outcome` and `Semel-No-Store` are the layer's.
+pub(super) fn said(headers: &mut HeaderMap, extensions: &mut http::Extensions) {
+    if headers.remove(NOT_EXECUTED).is_some() {
+        extensions.insert(Disposition::NotExecuted);
+    }
+    let seconds = headers.remove(PERSIST_FOR);
+    let seconds = seconds.and_then(|value| value.to_str().ok()?.trim().parse::<u64>().ok());
+    if let Some(seconds) = seconds {
+        extensions.insert(KeepFor(Duration::from_secs(seconds)));
     }
 }
 
 impl Service<Request<Body>> for Proxy {
-    type Response = Response<Body>;
+    type Response = Response<Reply>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Reply>, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
@@ -143,51 +386,17 @@ impl Service<Request<Body>> for Proxy {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let proxy = self.clone();
-        Box::pin(async move { Ok(proxy.send(request).await) })
+        Box::pin(async move {
+            Ok(match request.extensions().get::<ClaimInfo>().cloned() {
+                Some(claim) => proxy.keyed(request, claim).await,
+                None => {
+                    let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
+                    let max = proxy.0.unkeyed_bytes_max;
+                    proxy
+                        .plain(request.map(|body| Outgoing::layer(body, max)), peer)
+                        .await
+                }
+            })
+        })
     }
-}
-
-/// Whether it is certain that no byte of the request left: no connection, or a pooled one that was closed before it
-/// took the request.
-fn nothing_sent(error: &hyper_util::client::legacy::Error) -> bool {
-    let canceled = std::error::Error::source(error)
-        .and_then(|source| source.downcast_ref::<hyper::Error>())
-        .is_some_and(hyper::Error::is_canceled);
-    error.is_connect() || canceled
-}
-
-pub(super) fn broke_off() -> Problem {
-    let detail = "the request was sent and the connection broke before the whole answer had come; it may have been \
-                  done, and is not sent again in silence";
-    Problem::new(ProblemKind::UpstreamBroken, detail)
-}
-
-pub(super) fn too_slow() -> Problem {
-    let detail = "the request was sent and no whole answer came within total_timeout_ms; it may have been done, and \
-                  is not sent again in silence";
-    Problem::new(ProblemKind::UpstreamTimeout, detail)
-}
-
-fn not_supported(detail: &str) -> Response<Body> {
-    failed(
-        &Problem::new(ProblemKind::NotSupported, detail),
-        Disposition::NotExecuted,
-    )
-}
-
-fn failed(problem: &Problem, disposition: Disposition) -> Response<Body> {
-    let mut response = problem.response();
-    response.extensions_mut().insert(disposition);
-    response
-}
-
-/// Other upgrades may be ignored by a server, and are: their headers belong to the connection.
-fn wants_websocket(headers: &http::HeaderMap) -> bool {
-    headers.get_all(header::UPGRADE).iter().any(|value| {
-        value
-            .as_bytes()
-            .to_ascii_lowercase()
-            .windows(9)
-            .any(|word| word == b"websocket")
-    })
 }

@@ -1,50 +1,43 @@
-//! Which requests are keyed.
+//! Which policy a request meets.
 
 use http::Method;
 
-/// Methods and paths.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Routes {
-    /// The methods.
-    pub(crate) methods: Vec<Method>,
-    /// Paths, each with all below it.
-    pub(crate) paths: Vec<String>,
-}
+use super::config::{KeyRule, RouteConfig};
+use super::path::forms;
 
-impl Routes {
-    /// Whether keys count for this request. Paths are compared as sent: no decoding, no `..`.
-    pub(crate) fn keyed(&self, method: &Method, path: &str) -> bool {
-        self.methods.contains(method) && self.paths.iter().any(|prefix| below(path, prefix))
-    }
-}
-
-fn below(path: &str, prefix: &str) -> bool {
-    let Some(rest) = path.strip_prefix(prefix) else {
-        return false;
-    };
-    rest.is_empty() || prefix.ends_with('/') || rest.starts_with('/')
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_path_covers_itself_and_what_lies_below() {
-        let routes = Routes {
-            methods: vec![Method::POST],
-            paths: vec!["/payments".to_owned(), "/orders/".to_owned()],
-        };
-        for (path, keyed) in [
-            ("/payments", true),
-            ("/payments/7", true),
-            ("/paymentsx", false),
-            ("/orders/7", true),
-            ("/orders", false),
-            ("/", false),
-        ] {
-            assert_eq!(routes.keyed(&Method::POST, path), keyed, "{path}");
+/// The index of the route that a request meets; `None` where none counts and it passes through.
+///
+/// The first that matches wins. A path that is one route as sent and another with its escapes and dots taken out is
+/// taken for that which requires a key, else for the one as sent.
+pub(crate) fn find(routes: &[RouteConfig], method: &Method, path: &str) -> Option<usize> {
+    let mut first = None;
+    for (n, form) in forms(path).enumerate() {
+        let found = routes.iter().position(|route| route.matches(method, &form));
+        if found.is_some_and(|at| routes.get(at).is_some_and(|route| route.key == KeyRule::Required)) {
+            return found;
         }
-        assert!(!routes.keyed(&Method::PUT, "/payments"));
+        if n == 0 {
+            first = found;
+        } else if first.is_none() {
+            // As sent it is nothing; with its dots and escapes taken out it may be.
+            first = found;
+        }
+    }
+    first
+}
+
+impl RouteConfig {
+    /// Whether it covers this method and this form of a path.
+    pub(crate) fn matches(&self, method: &Method, path: &str) -> bool {
+        self.methods.contains(method) && self.paths.iter().any(|pattern| pattern.covers(path))
+    }
+
+    /// Whether no request that `other` covers passes this one by.
+    pub(crate) fn hides(&self, other: &Self) -> bool {
+        other.methods.iter().all(|method| self.methods.contains(method))
+            && other
+                .paths
+                .iter()
+                .all(|path| self.paths.iter().any(|mine| mine.includes(path)))
     }
 }

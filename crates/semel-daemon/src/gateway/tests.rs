@@ -1,27 +1,32 @@
 //! The gateway over real sockets to an upstream, and the in-memory model of keys.
 
 mod ambiguous;
+mod asking;
 mod configuration;
 mod passing;
+mod routing;
+mod settling;
 mod upstream;
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use axum::extract::ConnectInfo;
 use bytes::Bytes;
-use http::{HeaderMap, Request};
+use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt as _;
+use semel_core::KeyStore;
 use semel_core::model::MemoryKeys;
+use semel_http::Body;
 use semel_testkit::clock::ManualClock;
-use tower::ServiceExt as _;
+use tokio_util::sync::CancellationToken;
 
-use super::{GatewayConfig, Service, service};
+use super::{GatewayConfig, Live, Outgoing, Reply, Stats};
+use crate::run::metrics::Metrics;
 
 /// A gateway and the clock of its keys.
 struct World {
-    gateway: Service,
+    gateway: Arc<Live>,
     clock: Arc<ManualClock>,
 }
 
@@ -53,7 +58,7 @@ impl Answer {
 }
 
 /// The configuration of one gateway with these lines.
-fn config(upstream: SocketAddr, lines: &str) -> GatewayConfig {
+pub(super) fn config(upstream: SocketAddr, lines: &str) -> GatewayConfig {
     let text = format!(
         "[store]\nurl = \"sqlite:s.db\"\n[[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:0\"\n\
          upstream = \"http://{upstream}\"\n{lines}\n"
@@ -73,20 +78,25 @@ impl World {
 
     fn with(upstream: SocketAddr, lines: &str) -> Self {
         let clock = Arc::new(ManualClock::default());
-        let keys = Arc::new(MemoryKeys::new(clock.clone()));
-        let gateway = service(&config(upstream, lines), keys).unwrap_or_else(|why| panic!("{why}"));
-        Self { gateway, clock }
+        let keys: Arc<dyn KeyStore> = Arc::new(MemoryKeys::new(clock.clone()));
+        let stats = Stats::new("g", &Metrics::new().gateways);
+        let stop = CancellationToken::new();
+        let gateway = Live::new(&config(upstream, lines), &keys, &stats, 1, stop);
+        Self {
+            gateway: Arc::new(gateway.unwrap_or_else(|why| panic!("{why}"))),
+            clock,
+        }
+    }
+
+    /// The answer as it comes; the request is from 10.0.0.2.
+    async fn begin(&self, request: Request<axum::body::Body>) -> Response<Reply> {
+        let request = request.map(|body| Outgoing::layer(Body::new(body), None));
+        let peer = Some("10.0.0.2".parse().unwrap());
+        self.gateway.on(0).unwrap().call(request, peer).await
     }
 
     async fn send(&self, request: Request<axum::body::Body>) -> Answer {
-        let (parts, body) = self
-            .gateway
-            .router
-            .clone()
-            .oneshot(request)
-            .await
-            .unwrap()
-            .into_parts();
+        let (parts, body) = self.begin(request).await.into_parts();
         Answer {
             status: parts.status.as_u16(),
             headers: parts.headers,
@@ -110,7 +120,6 @@ fn request(method: &str, target: &str, key: &str) -> Request<axum::body::Body> {
         .uri(target)
         .header("host", "shop.example")
         .header("content-type", "application/json")
-        .header("idempotency-key", key)
-        .extension(ConnectInfo(SocketAddr::from(([10, 0, 0, 2], 5_000))));
+        .header("idempotency-key", key);
     request.body(axum::body::Body::from("{}")).unwrap()
 }

@@ -131,6 +131,11 @@ impl Part {
         }
     }
 
+    /// It is no longer there.
+    pub(crate) fn gone(&self) {
+        self.health.parts().remove(&(self.kind, self.name.clone()));
+    }
+
     /// Changes the state; false when nothing changed, so that a repeated failure is logged once.
     fn set(&self, state: State) -> bool {
         let mut parts = self.health.parts();

@@ -34,6 +34,33 @@ pub(crate) struct PortError {
     why: String,
 }
 
+impl PortError {
+    /// Why this port cannot be had, and what to do; `field` is what the configuration calls it.
+    pub(crate) fn new(address: SocketAddr, field: &str, error: &io::Error) -> Self {
+        let port = address.port();
+        let why = match error.kind() {
+            io::ErrorKind::AddrInUse => format!(
+                "another process has port {port}; stop it (`ss -ltnp 'sport = :{port}'` names it) or set another port"
+            ),
+            io::ErrorKind::PermissionDenied => {
+                format!("this user may not use port {port}; set one above 1023")
+            }
+            io::ErrorKind::AddrNotAvailable => {
+                format!(
+                    "this machine has no address {}; set one that it has",
+                    address.ip()
+                )
+            }
+            _ => error.to_string(),
+        };
+        Self {
+            address,
+            field: field.to_owned(),
+            why,
+        }
+    }
+}
+
 /// A bound port that accepts nobody yet.
 #[derive(Debug)]
 pub(crate) struct Bound {
@@ -48,29 +75,7 @@ impl Bound {
     /// Somebody has it, or this user may not; the message says what to do.
     pub(crate) async fn bind(address: SocketAddr, field: impl Into<String>) -> Result<Self, PortError> {
         let field = field.into();
-        let failed = |error: &io::Error| {
-            let port = address.port();
-            let why = match error.kind() {
-                io::ErrorKind::AddrInUse => format!(
-                    "another process has port {port}; stop it (`ss -ltnp 'sport = :{port}'` names it) or set another port"
-                ),
-                io::ErrorKind::PermissionDenied => {
-                    format!("this user may not use port {port}; set one above 1023")
-                }
-                io::ErrorKind::AddrNotAvailable => {
-                    format!(
-                        "this machine has no address {}; set one that it has",
-                        address.ip()
-                    )
-                }
-                _ => error.to_string(),
-            };
-            PortError {
-                address,
-                field: field.clone(),
-                why,
-            }
-        };
+        let failed = |error: &io::Error| PortError::new(address, &field, error);
         let listener = TcpListener::bind(address).await.map_err(|error| failed(&error))?;
         let address = listener.local_addr().map_err(|error| failed(&error))?;
         Ok(Self { listener, address })

@@ -6,23 +6,28 @@
 //! - SIGTERM and SIGINT stop accepting, let what runs end for at most `stop_ms_max`, then exit with 0; a second signal
 //!   exits at once. Either way the state is what the stores hold: being cut off here is a crash like any other.
 //!
+//! - SIGHUP reads the file again and puts its gateways in force without dropping a request (`reload.rs`).
+//!
 //! # Not guaranteed
 //! That two daemons with the same configuration share work evenly: leases decide who does what.
 
 mod api;
 pub(crate) mod browser;
+mod front;
 mod gateways;
 mod health;
 mod listen;
 mod log;
-mod metrics;
+pub(crate) mod metrics;
 mod problem;
 mod relays;
+mod reload;
 mod sagas;
 mod server;
 mod signals;
 mod stores;
 mod supervise;
+mod threads;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -36,7 +41,7 @@ use crate::exit::Exit;
 use crate::{out, runtime};
 
 use api::KeyApi;
-use gateways::Gateway;
+use gateways::Gateways;
 use health::Health;
 use listen::Bound;
 use metrics::Metrics;
@@ -70,10 +75,10 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
         out::error(message);
         return Exit::Usage;
     }
-    runtime::daemon(serve(config))
+    runtime::daemon(serve(config, args.config.path.clone()))
 }
 
-async fn serve(config: Config) -> Exit {
+async fn serve(mut config: Config, path: std::path::PathBuf) -> Exit {
     let context = Arc::new(Context {
         stop: CancellationToken::new(),
         tasks: TaskTracker::new(),
@@ -90,13 +95,15 @@ async fn serve(config: Config) -> Exit {
         Err(error) => return refuse(&error),
     };
 
+    let mut hang_up = match signals::hang_up() {
+        Ok(hang_up) => hang_up,
+        Err(error) => return refuse(&error),
+    };
+
     let stores = Stores::new(&config.stores);
-    let mut gateways = Vec::new();
-    for gateway in &config.gateways {
-        match Gateway::bind(gateway.clone(), stores.handle(&gateway.store)).await {
-            Ok(gateway) => gateways.push(gateway),
-            Err(error) => return refuse(&error),
-        }
+    let gateways = Gateways::new(&context);
+    if let Err(error) = gateways.set(&config.gateways, &stores).await {
+        return refuse(&error);
     }
 
     let api = match &config.api {
@@ -114,17 +121,8 @@ async fn serve(config: Config) -> Exit {
         );
     }
     stores.open(&context);
-    for name in config
-        .gateways
-        .iter()
-        .map(|gateway| &gateway.store)
-        .chain(config.api.iter().map(|api| &api.store))
-        .collect::<BTreeSet<_>>()
-    {
-        gateways::start_sweeper(name, stores.handle(name), &context);
-    }
-    for gateway in gateways {
-        gateway.start(&context);
+    if let Some(api) = &config.api {
+        gateways.sweep(&api.store, &stores);
     }
     if let Some(api) = api {
         api.start(&context);
@@ -147,7 +145,14 @@ async fn serve(config: Config) -> Exit {
     });
     server::start(server, &config.server, sagas, &context);
 
-    context.stop.cancelled().await;
+    loop {
+        tokio::select! {
+            () = context.stop.cancelled() => break,
+            Some(()) = hang_up.recv() => {
+                config = reload::reload(&path, config, &gateways, &stores, &context).await;
+            }
+        }
+    }
     tracing::info!("stopping");
     context.tasks.close();
     if tokio::time::timeout(config.server.stop_max, context.tasks.wait())
@@ -163,6 +168,7 @@ async fn serve(config: Config) -> Exit {
     if tokio::time::timeout(CLOSE, stores.close()).await.is_err() {
         tracing::debug!("connections to the stores were not closed in time");
     }
+    gateways.end();
     signals.abort();
     tracing::info!("stopped");
     Exit::Ok

@@ -1,8 +1,8 @@
-//! SIGTERM and SIGINT: the first asks, the second insists.
+//! SIGTERM and SIGINT: the first asks, the second insists. SIGHUP: read the configuration again.
 
 use std::io;
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -30,4 +30,12 @@ pub(crate) fn watch(stop: CancellationToken) -> io::Result<JoinHandle<()>> {
             }
         }
     }))
+}
+
+/// Each SIGHUP from now on.
+///
+/// # Errors
+/// It cannot be watched.
+pub(crate) fn hang_up() -> io::Result<Signal> {
+    signal(SignalKind::hangup())
 }

@@ -62,6 +62,11 @@ impl Stores {
         }
     }
 
+    /// Whether there is one of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|(config, _)| config.name == name)
+    }
+
     /// The store once it is open with the right schema. The configuration was checked, so the name is known.
     pub(crate) fn handle(&self, name: &str) -> Handle {
         let store = self.0.iter().find(|(config, _)| config.name == name);
@@ -101,7 +106,15 @@ async fn keep(config: StoreConfig, part: Part, ready: watch::Sender<Option<Store
             attempt = open(&config) => attempt,
         };
         match attempt {
-            Ok(store) => break store,
+            Ok(store) => {
+                if config.url.is_memory() {
+                    tracing::warn!(
+                        store = config.name,
+                        "this store is in memory: every key is forgotten when semel stops, and a retry is sent again"
+                    );
+                }
+                break store;
+            }
             // A database that is being set up, or about to be migrated, is waited for. A newer one never fits.
             // The file is named: its path may have been put together from the configuration's folder.
             Err(error) if config.url.is_sqlite() => {

@@ -170,6 +170,16 @@ impl Daemon {
         line.trim().parse().ok()
     }
 
+    /// SIGHUP: read the configuration again.
+    pub(crate) fn hang_up(&self) {
+        let id = i32::try_from(self.process.id()).unwrap();
+        rustix::process::kill_process(
+            rustix::process::Pid::from_raw(id).unwrap(),
+            rustix::process::Signal::HUP,
+        )
+        .unwrap();
+    }
+
     /// SIGTERM, and the exit code with the log.
     pub(crate) async fn stop(mut self) -> (i32, String) {
         self.process.terminate();

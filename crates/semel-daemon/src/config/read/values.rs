@@ -124,6 +124,37 @@ impl Table<'_> {
         }
     }
 
+    /// A list of whole numbers in a range; a single one stands for a list of one.
+    pub(crate) fn numbers(&self, name: &'static str, range: RangeInclusive<u64>) -> Option<Vec<u64>> {
+        let value = self.raw(name)?;
+        let DeValue::Array(items) = value.get_ref() else {
+            return Some(vec![self.number(name, range)?]);
+        };
+        let mut numbers = Vec::with_capacity(items.len());
+        for item in items {
+            let number = match item.get_ref() {
+                DeValue::Integer(digits) => u64::from_str_radix(digits.as_str(), digits.radix()).ok(),
+                _ => {
+                    self.wrong_type(name, item, "a list of whole numbers");
+                    continue;
+                }
+            };
+            match number.filter(|number| range.contains(number)) {
+                Some(number) => numbers.push(number),
+                None => self.mistake(
+                    item.span(),
+                    format!(
+                        "`{name}` holds a number outside {} to {}",
+                        range.start(),
+                        range.end()
+                    ),
+                    format!("write numbers from {} to {}", range.start(), range.end()),
+                ),
+            }
+        }
+        Some(numbers)
+    }
+
     /// True or false.
     pub(crate) fn boolean(&self, name: &'static str) -> Option<bool> {
         let value = self.raw(name)?;

@@ -1,7 +1,11 @@
 //! What is known when the upstream gives no clear answer.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
+use semel_http::Body;
+
+use super::super::Outgoing;
 use super::upstream::{Does, Upstream, answer};
 use super::{World, post};
 
@@ -118,8 +122,9 @@ async fn a_trusted_upstreams_503_gives_the_key_back() {
 async fn a_client_that_gives_up_does_not_stop_the_request() {
     let upstream = Upstream::start(|_| answer("201 Created", &[], "done")).await;
     let world = World::new(upstream.address, "");
-    let router = world.gateway.router.clone();
-    let first = tokio::spawn(tower::ServiceExt::oneshot(router, post("a")));
+    let gateway = Arc::clone(&world.gateway);
+    let request = post("a").map(|body| Outgoing::layer(Body::new(body), None));
+    let first = tokio::spawn(async move { gateway.on(0).unwrap().call(request, None).await.status() });
     while upstream.count() == 0 {
         tokio::task::yield_now().await;
     }

@@ -28,7 +28,6 @@ fn each_mistake_says_what_to_write_instead() {
             "upstream = \"http://u\"\nprincipal_header = \"X User\"",
             "this is no name of a header",
         ),
-        ("upstream = \"https://u\"\nanonymous = true", "do not speak TLS"),
         (
             "upstream = \"http://u/?x\"\nanonymous = true",
             "`upstream` has a query",
@@ -54,6 +53,51 @@ fn each_mistake_says_what_to_write_instead() {
             "outside 1000 to",
         ),
         (
+            "upstream = \"http://u\"\nanonymous = true\nowner_lost = \"rerun\"",
+            "add `upstream_deduplicates = true`",
+        ),
+        (
+            "upstream = \"http://u\"\nanonymous = true\nrelease_on = [409, 500]",
+            "outside 400 to 499",
+        ),
+        (
+            "upstream = \"http://u\"\nauth_url = \"http://a\"",
+            "nothing says where `auth_url` names the caller",
+        ),
+        (
+            "upstream = \"http://u\"\nanonymous = true\nhost = \"a b\"",
+            "`host` is no host name",
+        ),
+        (
+            "upstream = \"http://u\"\nanonymous = true\nhost = \"preserve\"\nupstream_http = \"2\"",
+            "cannot be changed over HTTP/2",
+        ),
+        (
+            "upstream = \"http://u\"\nanonymous = true\nupstream_tls = { server_name = \"a\" }",
+            "is for an https:// upstream",
+        ),
+        (
+            "upstream = \"http://u\"\nanonymous = true\nupstream_http = \"auto\"",
+            "needs an https:// upstream",
+        ),
+        (
+            "upstream = \"http://u\"\nanonymous = true\ntls = { cert = \"no.pem\", key = \"no.key\" }",
+            "no.pem cannot be read",
+        ),
+        (
+            "upstream = \"http://u\"\nanonymous = true\n[[gateway.route]]\npaths = [\"/a%20b\"]",
+            "this is no path",
+        ),
+        (
+            "upstream = \"http://u\"\nanonymous = true\n[[gateway.route]]\nkey = \"off\"",
+            "`paths` is missing",
+        ),
+        (
+            "upstream = \"http://u\"\nanonymous = true\n[[gateway.route]]\npaths = [\"/a\"]\n\
+             [[gateway.route]]\npaths = [\"/a/b\"]\nmethods = [\"POST\"]",
+            "route 1 of this gateway covers all of it",
+        ),
+        (
             "upstream = \"http://u\"\nanonymous = true\nretention_days = 1",
             "unknown field `retention_days`",
         ),
@@ -66,18 +110,29 @@ fn each_mistake_says_what_to_write_instead() {
 #[test]
 fn the_defaults_are_those_of_the_documentation() {
     let read = config("127.0.0.1:9".parse().unwrap(), "anonymous = true");
+    let own = read.routes.last().unwrap();
     for field in super::super::GATEWAY.fields {
         let shown = field.default.trim_matches('`');
         let found = match field.name {
-            "request_bytes_max" => read.layer.request_bytes_max.to_string(),
-            "response_bytes_max" => read.layer.response_bytes_max.to_string(),
-            "lease_ms" => read.layer.lease_ms.to_string(),
-            "retention_ms" => read.layer.keep.retention_ms.to_string(),
-            "tombstone_ms" => read.layer.keep.tombstone_ms.to_string(),
-            "wait_ms_max" => read.layer.wait_ms_max.to_string(),
-            "running_max" => read.layer.running_max.to_string(),
+            "request_bytes_max" => own.layer.request_bytes_max.to_string(),
+            "response_bytes_max" => own.layer.response_bytes_max.to_string(),
+            "lease_ms" => own.layer.lease_ms.to_string(),
+            "retention_ms" => own.layer.keep.retention_ms.to_string(),
+            "tombstone_ms" => own.layer.keep.tombstone_ms.to_string(),
+            "wait_ms_max" => own.layer.wait_ms_max.to_string(),
+            "running_max" => own.layer.running_max.to_string(),
             "connect_timeout_ms" => read.proxy.connect.as_millis().to_string(),
-            "total_timeout_ms" => read.proxy.total.as_millis().to_string(),
+            "total_timeout_ms" => own.sending.total.as_millis().to_string(),
+            "first_byte_timeout_ms" => own.sending.first_byte.as_millis().to_string(),
+            "answer_idle_ms" => own.sending.answer_idle.as_millis().to_string(),
+            "connections_max" => read.front.connections_max.to_string(),
+            "streams_max" => read.front.streams_max.to_string(),
+            "headers_max" => read.front.headers_max.to_string(),
+            "header_bytes_max" => read.front.header_bytes_max.to_string(),
+            "head_timeout_ms" => read.front.head_timeout.as_millis().to_string(),
+            "body_idle_ms" => read.front.body_idle.as_millis().to_string(),
+            "client_idle_ms" => read.front.client_idle.as_millis().to_string(),
+            "upstream_idle_max" => read.proxy.idle_max.to_string(),
             "upstream_idle_ms" => read.proxy.idle.as_millis().to_string(),
             _ => continue,
         };

@@ -9,7 +9,6 @@ use http::{HeaderValue, Request};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
 use tokio::sync::mpsc;
-use tower::ServiceExt as _;
 
 use super::upstream::{Upstream, answer};
 use super::{World, post, request};
@@ -38,12 +37,16 @@ async fn the_upstream_learns_key_token_attempt_and_deadline_and_who_asked() {
         .insert("x-hop", HeaderValue::from_static("1"));
     assert_eq!(world.send(forged).await.status, 200);
     let seen = upstream.seen().remove(0).to_ascii_lowercase();
+    let deadline = seen
+        .lines()
+        .find_map(|line| line.strip_prefix("semel-deadline-ms: "))
+        .and_then(|ms| ms.parse::<u64>().ok());
+    assert!(deadline.is_some_and(|ms| (6_000..=7_000).contains(&ms)), "{seen}");
     for line in [
         "post /orders?x=1 http/1.1",
         "idempotency-key: \"a b\"",
         "semel-token: 1",
         "semel-attempt: 1",
-        "semel-deadline-ms: 7000",
         &format!("host: {}", upstream.address),
         "x-forwarded-for: 10.0.0.2",
         "x-forwarded-host: shop.example",
@@ -219,7 +222,7 @@ async fn principals_do_not_share_answers_and_must_be_named_once() {
 }
 
 #[tokio::test]
-async fn websockets_are_refused_clearly() {
+async fn a_websocket_that_is_not_asked_for_in_due_form_is_refused_clearly() {
     let upstream = Upstream::start(|_| answer("200 OK", &[], "")).await;
     let world = World::new(upstream.address, "");
     let mut upgrade = request("GET", "/live", "a");
@@ -259,14 +262,7 @@ async fn a_request_without_a_key_streams_both_ways() {
     let request = Request::post("/echo").body(body).unwrap();
     let send = |text: &'static str| sender.send(Ok(Frame::data(Bytes::from_static(text.as_bytes()))));
     send("one").await.unwrap();
-    let mut answer = world
-        .gateway
-        .router
-        .clone()
-        .oneshot(request)
-        .await
-        .unwrap()
-        .into_body();
+    let mut answer = world.begin(request).await.into_body();
     assert_eq!(answer.frame().await.unwrap().unwrap().into_data().unwrap(), "one");
     send("two").await.unwrap();
     assert_eq!(answer.frame().await.unwrap().unwrap().into_data().unwrap(), "two");

@@ -1,5 +1,6 @@
 //! `/metrics`, in the OpenMetrics text format.
 
+mod gateways;
 mod process;
 mod relays;
 
@@ -19,6 +20,7 @@ use semel_core::saga::Status;
 use semel_core::store::Backlog;
 use semel_outbox::RelayHandle;
 
+pub(crate) use gateways::{GatewayLabels, GatewayMetrics};
 use process::Process;
 use relays::{Backlogs, Relays};
 
@@ -28,7 +30,8 @@ use super::health::Health;
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Mutex<Registry>,
-    gateway: Family<GatewayLabels, Counter>,
+    /// What gateways count.
+    pub(crate) gateways: GatewayMetrics,
     swept: Family<SweptLabels, Counter>,
     sagas: Family<SagaLabels, Gauge>,
     relays: Relays,
@@ -39,19 +42,6 @@ pub(crate) struct Metrics {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct SagaLabels {
     state: &'static str,
-}
-
-/// Labels of `semel_gateway_requests_total`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct GatewayLabels {
-    /// The gateway's name.
-    pub(crate) gateway: String,
-    /// What `Semel-Outcome` said; `none` without it.
-    pub(crate) outcome: String,
-    /// 1 where a stored answer was given.
-    pub(crate) replayed: u8,
-    /// The first digit of the status.
-    pub(crate) status: u16,
 }
 
 /// Labels of `semel_keys_swept_total`.
@@ -71,9 +61,7 @@ impl Metrics {
             Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]),
         );
         registry.register_collector(Box::new(Process));
-        let gateway = Family::default();
-        let help = "Requests through a gateway, by outcome, replay and first digit of the status";
-        registry.register("gateway_requests", help, gateway.clone());
+        let gateways = GatewayMetrics::register(&mut registry);
         let swept = Family::default();
         let help = "Keys whose time was over: now unknown, only a tombstone, or gone";
         registry.register("keys_swept", help, swept.clone());
@@ -89,17 +77,12 @@ impl Metrics {
         backlog.register(&mut registry);
         Self {
             registry: Mutex::new(registry),
-            gateway,
+            gateways,
             swept,
             sagas,
             relays,
             backlog,
         }
-    }
-
-    /// Counts an answer of a gateway.
-    pub(crate) fn gateway_answered(&self, labels: GatewayLabels) {
-        self.gateway.get_or_create(&labels).inc();
     }
 
     /// Shows a relay from now on, in place of an earlier one of its name and stream.

@@ -1,5 +1,13 @@
 //! `semel run` as a gateway: what its keys survive.
 
+mod bed;
+mod crash;
+mod reload;
+mod shared;
+mod slow;
+mod tls;
+mod wire;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,7 +18,7 @@ use http::{Request, Response};
 use semel_client::{HttpClient, Limits};
 use semel_testkit::servers::free_port;
 
-use super::daemon::{Folder, LIMIT, json, until};
+use crate::daemon::{Folder, LIMIT, json, until};
 
 /// An upstream that counts what it does; `/slow` does it and then waits.
 struct Upstream {

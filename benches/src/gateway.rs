@@ -1,0 +1,217 @@
+//! The gateway beside nginx's `proxy_pass` with keep-alive, before the same upstream, under the same load.
+//!
+//! Needs nginx, wrk and a `semel` built the same way beside this program (or named by `SEMEL_BIN`); says so where one of
+//! them is missing. The load, the upstream and what is measured share the machine: only ratios inside one run count.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use semel_testkit::children::Process;
+use semel_testkit::servers::free_port;
+use tokio::net::TcpStream;
+
+use crate::Plan;
+use crate::harness::{Sample, Table};
+
+const CONNECTIONS: u32 = 64;
+/// Connections of the memory table.
+const IDLE: usize = 10_000;
+const LUA: &str = include_str!("gateway.lua");
+
+pub(crate) async fn run(plan: Plan) {
+    let (Some(nginx), Some(_)) = (find("nginx"), find("wrk")) else {
+        println!("\nThe gateway was not measured: install nginx and wrk.");
+        return;
+    };
+    let Some(semel) = semel() else {
+        println!(
+            "\nThe gateway was not measured: build it the same way first (cargo build --profile … -p semel-daemon), or set SEMEL_BIN."
+        );
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    std::fs::write(dir.join("load.lua"), LUA).unwrap();
+    let upstream = free_port();
+    let answer = "x".repeat(200);
+    let _upstream = start_nginx(
+        &nginx,
+        dir,
+        "upstream",
+        upstream,
+        &format!("return 201 '{answer}';"),
+        "",
+    );
+    let proxy = free_port();
+    let pass = "proxy_pass http://u; proxy_http_version 1.1; proxy_set_header Connection '';";
+    let pool = format!(
+        "upstream u {{ server 127.0.0.1:{upstream}; keepalive 256; keepalive_requests 1000000000; }}"
+    );
+    let _proxy = start_nginx(&nginx, dir, "proxy", proxy, pass, &pool);
+    let gateway = free_port();
+    let daemon = start_semel(&semel, dir, gateway, upstream);
+    for port in [upstream, proxy, gateway] {
+        until_there(port).await;
+    }
+    let load = |port: u16, mode: &'static str| wrk(dir, port, mode, plan.run);
+    Table::new(
+        format!("POST through a proxy, {CONNECTIONS} connections, keep-alive on both sides"),
+        "requests",
+    )
+    .contender("limit: nginx proxy_pass", || load(proxy, "none"))
+    .contender("no proxy", || load(upstream, "none"))
+    .contender("semel, no key", || load(gateway, "none"))
+    .contender("semel, new keys in memory", || load(gateway, "new"))
+    .contender("semel, replays from memory", || load(gateway, "replay"))
+    .measure(plan.rounds)
+    .await;
+    idle(&daemon, gateway).await;
+}
+
+/// The daemon's memory before, with and after many connections that do nothing.
+async fn idle(daemon: &Process, port: u16) {
+    let before = resident_kib(daemon.id());
+    let mut open = Vec::with_capacity(IDLE);
+    for _ in 0..IDLE {
+        match TcpStream::connect(("127.0.0.1", port)).await {
+            Ok(stream) => open.push(stream),
+            Err(error) => {
+                println!("\n{} idle connections could be made: {error}", open.len());
+                break;
+            }
+        }
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let first = resident_kib(daemon.id());
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let later = resident_kib(daemon.id());
+    let count = open.len();
+    println!("\n### {count} idle connections to the gateway\n");
+    println!("| | resident KiB |\n| --- | ---: |");
+    println!("| before | {before} |\n| 3 s after the last was made | {first} |\n| 10 s later | {later} |");
+    println!(
+        "| per connection | {:.1} |",
+        (later.saturating_sub(before)) as f64 / count.max(1) as f64
+    );
+}
+
+fn resident_kib(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok())
+        .unwrap_or(0)
+}
+
+fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let places = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+    places
+        .map(|place| place.join(program))
+        .find(|file| file.is_file())
+}
+
+fn semel() -> Option<PathBuf> {
+    let beside = || Some(std::env::current_exe().ok()?.parent()?.join("semel"));
+    let named = std::env::var_os("SEMEL_BIN").map(PathBuf::from);
+    named.or_else(beside).filter(|file| file.is_file())
+}
+
+fn quiet(command: &mut Command) -> Process {
+    Process::spawn(
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null()),
+    )
+    .unwrap()
+}
+
+fn start_nginx(nginx: &Path, dir: &Path, name: &str, port: u16, location: &str, http: &str) -> Process {
+    let own = dir.join(name);
+    std::fs::create_dir_all(&own).unwrap();
+    let place = own.display();
+    // One process, so that it ends with this one.
+    let config = format!(
+        "daemon off; master_process off; pid {place}/pid; error_log {place}/error.log;\n\
+         events {{ worker_connections 20000; }}\n\
+         http {{ access_log off; keepalive_requests 1000000000; client_body_temp_path {place}/b; proxy_temp_path {place}/p;\n\
+         fastcgi_temp_path {place}/f; uwsgi_temp_path {place}/u; scgi_temp_path {place}/s; {http}\n\
+         server {{ listen 127.0.0.1:{port} reuseport backlog=4096; location / {{ {location} }} }} }}\n"
+    );
+    let config = if name == "proxy" {
+        // What is compared has all cores, as semel has; its workers end with their master.
+        config.replace("master_process off;", "worker_processes auto;")
+    } else {
+        config
+    };
+    let file = own.join("nginx.conf");
+    std::fs::write(&file, config).unwrap();
+    quiet(
+        Command::new(nginx)
+            .arg("-c")
+            .arg(&file)
+            .arg("-e")
+            .arg(own.join("first.log")),
+    )
+}
+
+fn start_semel(semel: &Path, dir: &Path, port: u16, upstream: u16) -> Process {
+    let file = dir.join("semel.toml");
+    let server = free_port();
+    let config = format!(
+        "[server]\nlisten = \"127.0.0.1:{server}\"\n[store]\nurl = \"memory:\"\n[[gateway]]\nname = \"bench\"\n\
+         listen = \"127.0.0.1:{port}\"\nupstream = \"http://127.0.0.1:{upstream}\"\nanonymous = true\n\
+         upstream_idle_ms = 60000\n"
+    );
+    std::fs::write(&file, config).unwrap();
+    quiet(
+        Command::new(semel)
+            .args(["run", "-c"])
+            .arg(&file)
+            .args(["--log", "warn"]),
+    )
+}
+
+async fn until_there(port: u16) {
+    for _ in 0..400 {
+        if TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    panic!("nothing listens on port {port}");
+}
+
+async fn wrk(dir: &Path, port: u16, mode: &'static str, run: Duration) -> Sample {
+    let seconds = run.as_secs().max(1);
+    let output = tokio::process::Command::new("wrk")
+        .args(["-t1", &format!("-c{CONNECTIONS}"), &format!("-d{seconds}s"), "-s"])
+        .arg(dir.join("load.lua"))
+        .arg(format!("http://127.0.0.1:{port}"))
+        .env("MODE", mode)
+        .env("SEED", semel_core::host::dice().to_bits().to_string())
+        .output()
+        .await
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let found: Vec<u64> = text
+        .lines()
+        .find_map(|line| line.strip_prefix("FOUND "))
+        .unwrap_or_else(|| panic!("wrk: {text}{}", String::from_utf8_lossy(&output.stderr)))
+        .split(' ')
+        .map(|number| number.parse().unwrap())
+        .collect();
+    let [done, micros, p50, p99, errors] = found[..] else {
+        panic!("{text}")
+    };
+    assert_eq!(errors, 0, "requests failed: {text}");
+    // wrk keeps the latencies; two stand for them, so that the table shows these two.
+    let mut latencies = vec![u32::try_from(p50).unwrap_or(u32::MAX); 98];
+    latencies.extend([u32::try_from(p99).unwrap_or(u32::MAX); 2]);
+    Sample {
+        done,
+        elapsed: Duration::from_micros(micros),
+        latencies,
+    }
+}

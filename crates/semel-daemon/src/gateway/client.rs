@@ -1,0 +1,278 @@
+//! Connections to one upstream, kept by one thread.
+//!
+//! # Guarantees
+//! - [`SendError::NotSent`] only when no byte of the request can have left: no connection could be made, or one that
+//!   was kept had been closed and hyper handed the request back whole.
+//! - A request is written to one connection at most. Only one that came back whole is given to the next.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use http::{HeaderValue, Request, Response, Uri, Version, header};
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use semel_core::error::chain;
+use semel_core::{Clock as _, SystemClock};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::body::Outgoing;
+use super::config::{ProxyConfig, UpstreamHttp};
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(crate) enum SendError {
+    /// No byte left.
+    NotSent(String),
+    /// Bytes may have left.
+    Broken(String),
+}
+
+/// Connections to one upstream. Cheap to clone; clones share them.
+#[derive(Clone)]
+pub(crate) struct Client(Arc<Inner>);
+
+struct Inner {
+    config: Arc<ProxyConfig>,
+    host: String,
+    port: u16,
+    /// Idle connections, the last used at the end.
+    idle: Mutex<Vec<Idle>>,
+    /// The HTTP/2 connection, where the upstream speaks that.
+    shared: Mutex<Option<http2::SendRequest<Outgoing>>>,
+    /// Held while that is made, so that many requests do not make many.
+    dialling: tokio::sync::Mutex<()>,
+}
+
+struct Idle {
+    sender: http1::SendRequest<Outgoing>,
+    since: Duration,
+}
+
+/// A connection in use. Dropped, it is closed; given back, the next request may have it.
+pub(crate) struct Lease(Option<(http1::SendRequest<Outgoing>, Client)>);
+
+enum Connected {
+    One(http1::SendRequest<Outgoing>),
+    Two(http2::SendRequest<Outgoing>),
+}
+
+impl Lease {
+    /// The answer was read to its end.
+    pub(crate) fn give_back(self) {
+        if let Some((sender, client)) = self.0
+            && !sender.is_closed()
+        {
+            client.put(sender);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Client {
+    /// Opens no connection yet.
+    pub(crate) fn new(config: Arc<ProxyConfig>) -> Self {
+        let uri = &config.upstream;
+        let secure = config.tls.is_some();
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+        Self(Arc::new(Inner {
+            host,
+            port: uri.port_u16().unwrap_or(if secure { 443 } else { 80 }),
+            idle: Mutex::default(),
+            shared: Mutex::default(),
+            dialling: tokio::sync::Mutex::default(),
+            config,
+        }))
+    }
+
+    /// Sends a request whose URI is path and query, and whose `Host` is set; the answer with its connection.
+    ///
+    /// # Errors
+    /// See [`SendError`].
+    pub(crate) async fn send(
+        &self,
+        mut request: Request<Outgoing>,
+    ) -> Result<(Response<Incoming>, Lease), SendError> {
+        loop {
+            let (connection, kept) = match self.take() {
+                Some(kept) => (kept, true),
+                None => (self.connect().await.map_err(SendError::NotSent)?, false),
+            };
+            let mut failed = match connection {
+                Connected::One(mut sender) => {
+                    // Ends at once for a connection at rest, and fails for one that was closed meanwhile.
+                    if sender.ready().await.is_err() {
+                        if kept {
+                            continue;
+                        }
+                        return Err(SendError::NotSent("the connection was closed at once".into()));
+                    }
+                    match sender.try_send_request(request).await {
+                        Ok(answer) => return Ok((answer, Lease(Some((sender, self.clone()))))),
+                        Err(failed) => failed,
+                    }
+                }
+                Connected::Two(mut sender) => match sender.try_send_request(self.absolute(request)).await {
+                    Ok(answer) => return Ok((answer, Lease(None))),
+                    Err(failed) => {
+                        if sender.is_closed() {
+                            *lock(&self.0.shared) = None;
+                        }
+                        failed
+                    }
+                },
+            };
+            request = match failed.take_message() {
+                Some(whole) if kept => self.origin(whole),
+                Some(_) => return Err(SendError::NotSent(chain(&failed.into_error()))),
+                None => return Err(SendError::Broken(chain(&failed.into_error()))),
+            };
+        }
+    }
+
+    /// A connection that is there already.
+    fn take(&self) -> Option<Connected> {
+        if self.0.config.http != UpstreamHttp::One {
+            let shared = lock(&self.0.shared).clone();
+            if let Some(sender) = shared.filter(|sender| !sender.is_closed()) {
+                return Some(Connected::Two(sender));
+            }
+        }
+        let mut idle = lock(&self.0.idle);
+        // The last used is the likeliest to live; when it is too old, so are all below it.
+        while let Some(Idle { sender, since }) = idle.pop() {
+            if SystemClock.monotonic().saturating_sub(since) > self.0.config.idle {
+                idle.clear();
+                break;
+            }
+            if !sender.is_closed() {
+                return Some(Connected::One(sender));
+            }
+        }
+        None
+    }
+
+    fn put(&self, sender: http1::SendRequest<Outgoing>) {
+        let since = SystemClock.monotonic();
+        let mut idle = lock(&self.0.idle);
+        // Those at the bottom are the oldest.
+        let old = |it: &Idle| since.saturating_sub(it.since) > self.0.config.idle || it.sender.is_closed();
+        let stale = idle.iter().take_while(|it| old(it)).count();
+        idle.drain(..stale);
+        if idle.len() < self.0.config.idle_max {
+            idle.push(Idle { sender, since });
+        }
+    }
+
+    async fn connect(&self) -> Result<Connected, String> {
+        let config = &self.0.config;
+        // One at a time where all requests will share it.
+        let _turn = if config.http == UpstreamHttp::Two {
+            let turn = self.0.dialling.lock().await;
+            let shared = lock(&self.0.shared).clone();
+            if let Some(sender) = shared.filter(|sender| !sender.is_closed()) {
+                return Ok(Connected::Two(sender));
+            }
+            Some(turn)
+        } else {
+            None
+        };
+        match tokio::time::timeout(config.connect, self.dial()).await {
+            Ok(connected) => connected,
+            Err(_) => Err(format!(
+                "no connection within connect_timeout_ms = {}",
+                config.connect.as_millis()
+            )),
+        }
+    }
+
+    async fn dial(&self) -> Result<Connected, String> {
+        let inner = &self.0;
+        // Every address of the name is tried, in its order.
+        let stream = TcpStream::connect((inner.host.as_str(), inner.port))
+            .await
+            .map_err(|error| error.to_string())?;
+        // Small requests should not wait for each other; a socket that cannot do that still works.
+        let _ = stream.set_nodelay(true);
+        let Some((tls, name)) = &inner.config.tls else {
+            let two = inner.config.http == UpstreamHttp::Two;
+            return self.handshake(TokioIo::new(stream), two).await;
+        };
+        let stream = TlsConnector::from(Arc::clone(tls))
+            .connect(name.clone(), stream)
+            .await
+            .map_err(|error| format!("TLS: {}", chain(&error)))?;
+        let two = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        if inner.config.http == UpstreamHttp::Two && !two {
+            return Err("the upstream does not offer HTTP/2 in the TLS handshake".into());
+        }
+        self.handshake(TokioIo::new(stream), two).await
+    }
+
+    async fn handshake<S>(&self, io: TokioIo<S>, two: bool) -> Result<Connected, String>
+    where
+        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    {
+        let ended = |error: Option<hyper::Error>| {
+            if let Some(error) = error {
+                tracing::debug!(error = chain(&error), "a connection to an upstream broke");
+            }
+        };
+        if two {
+            let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+                .timer(TokioTimer::new())
+                .keep_alive_interval(ALIVE)
+                .keep_alive_timeout(ALIVE)
+                .handshake(io)
+                .await
+                .map_err(|error| chain(&error))?;
+            tokio::spawn(async move { ended(connection.await.err()) });
+            *lock(&self.0.shared) = Some(sender.clone());
+            return Ok(Connected::Two(sender));
+        }
+        let (sender, connection) = http1::Builder::new()
+            .handshake(io)
+            .await
+            .map_err(|error| chain(&error))?;
+        tokio::spawn(async move { ended(connection.with_upgrades().await.err()) });
+        Ok(Connected::One(sender))
+    }
+
+    /// As HTTP/2 wants it: the whole URI, no `Host`.
+    fn absolute(&self, mut request: Request<Outgoing>) -> Request<Outgoing> {
+        let upstream = &self.0.config.upstream;
+        let mut parts = upstream.clone().into_parts();
+        parts.path_and_query = request.uri().path_and_query().cloned();
+        if let Ok(uri) = Uri::from_parts(parts) {
+            *request.uri_mut() = uri;
+        }
+        request.headers_mut().remove(header::HOST);
+        *request.version_mut() = Version::HTTP_2;
+        request
+    }
+
+    /// As HTTP/1.1 wants it.
+    fn origin(&self, mut request: Request<Outgoing>) -> Request<Outgoing> {
+        if request.version() == Version::HTTP_2 {
+            let upstream = &self.0.config.upstream;
+            if let Some(target) = request.uri().path_and_query().cloned() {
+                *request.uri_mut() = Uri::from(target);
+            }
+            if let Some(host) = upstream
+                .authority()
+                .and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
+            {
+                request.headers_mut().insert(header::HOST, host);
+            }
+            *request.version_mut() = Version::HTTP_11;
+        }
+        request
+    }
+}
+
+/// How often a quiet HTTP/2 connection is asked whether it lives, and how long it may take to say so.
+const ALIVE: Duration = Duration::from_secs(20);

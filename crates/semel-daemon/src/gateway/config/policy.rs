@@ -1,0 +1,270 @@
+//! Policies: the gateway's own, and its routes'.
+
+use std::time::Duration;
+
+use http::header::HeaderName;
+use http::{Method, StatusCode};
+use semel_core::{OwnerLost, limits};
+
+use super::super::path::{PATTERN_FIX, Pattern};
+use super::{KeyRule, Principal, ROUTE, RouteConfig, Sending, ms};
+use crate::config::read::Table;
+
+/// The policy of what meets no route.
+pub(super) fn gateway(table: &Table<'_>) -> Option<RouteConfig> {
+    let base = RouteConfig {
+        methods: vec![Method::POST, Method::PATCH],
+        paths: Pattern::parse("/").into_iter().collect(),
+        key: KeyRule::Optional,
+        principal: Principal::Anonymous,
+        layer: semel_http::Config {
+            running_max: 1_024,
+            status: semel_http::StatusPolicy {
+                distrust_unavailable: true,
+                defer_to_inner: true,
+                ..semel_http::StatusPolicy::default()
+            },
+            ..semel_http::Config::default()
+        },
+        sending: Sending {
+            first_byte: Duration::from_secs(60),
+            total: Duration::from_secs(60),
+            answer_idle: Duration::from_secs(600),
+            deduplicates: false,
+            reconcile: None,
+        },
+    };
+    read(table, &base, None)
+}
+
+/// The routes, in their order; one that nothing can reach is a mistake.
+pub(super) fn routes(table: &Table<'_>, own: Option<&RouteConfig>) -> Vec<RouteConfig> {
+    let tables = table.tables("route", &ROUTE);
+    let Some(own) = own else { return Vec::new() };
+    let mut routes: Vec<RouteConfig> = Vec::with_capacity(tables.len());
+    for table in tables {
+        table.require("paths", "[\"/payments\"]");
+        let Some(route) = read(&table, own, Some(&own.principal)) else {
+            continue;
+        };
+        if let Some(at) = routes.iter().position(|earlier| earlier.hides(&route)) {
+            let n = at + 1;
+            table.mistake(
+                table.span(),
+                format!("nothing reaches this route: route {n} of this gateway covers all of it and stands before it"),
+                "the first route that matches counts: move the narrower one up, or leave this one out",
+            );
+        }
+        routes.push(route);
+    }
+    routes
+}
+
+/// Reads a policy; what is left out is as in `base`. Routes inherit the principal of the gateway.
+fn read(table: &Table<'_>, base: &RouteConfig, inherited: Option<&Principal>) -> Option<RouteConfig> {
+    let principal = principal(table, inherited);
+    let methods = methods(table, &base.methods);
+    let paths = paths(table, &base.paths);
+    let words = [
+        ("off", KeyRule::Off),
+        ("optional", KeyRule::Optional),
+        ("required", KeyRule::Required),
+    ];
+    let key = table.word("key", &words).unwrap_or(base.key);
+    let mut layer = layer(table, &base.layer);
+    layer.required_for = if key == KeyRule::Required {
+        methods.clone()
+    } else {
+        Vec::new()
+    };
+    let sending = sending(table, &base.sending);
+    // The time-out ends a run long before its claim is no longer renewed.
+    let longest = sending.total
+        + sending
+            .reconcile
+            .as_ref()
+            .map_or(Duration::ZERO, |(_, most)| *most);
+    layer.run_ms_max = u64::try_from(longest.as_millis())
+        .unwrap_or(u64::MAX)
+        .saturating_add(60_000);
+    if layer.owner_lost == OwnerLost::Rerun && !sending.deduplicates {
+        let fix = "add `upstream_deduplicates = true` if the upstream does each Idempotency-Key once, or leave \
+                   `owner_lost` out";
+        table.mistake(
+            table.span(),
+            "`owner_lost = \"rerun\"` sends a request again that may have been done",
+            fix,
+        );
+    }
+    Some(RouteConfig {
+        methods,
+        paths,
+        key,
+        principal: principal?,
+        layer,
+        sending,
+    })
+}
+
+fn principal(table: &Table<'_>, inherited: Option<&Principal>) -> Option<Principal> {
+    let timeout = ms(table, "auth_timeout_ms", Duration::from_secs(3));
+    let anonymous = table.boolean("anonymous").unwrap_or(false);
+    let auth = table.http_url("auth_url");
+    let header = table.text("principal_header");
+    if let (Some(inherited), false) = (
+        inherited,
+        ["anonymous", "auth_url", "principal_header"]
+            .into_iter()
+            .any(|name| table.has(name)),
+    ) {
+        return Some(inherited.clone());
+    }
+    let Some(header) = header else {
+        if anonymous && auth.is_none() {
+            return Some(Principal::Anonymous);
+        }
+        if let Some(auth) = auth {
+            let fix = "add `principal_header = \"X-Auth-User\"`: the header of its answer that holds the caller's id";
+            table.mistake(auth.span, "nothing says where `auth_url` names the caller", fix);
+        } else if !table.has("principal_header") && !table.has("auth_url") {
+            // A wrong value has its own mistake already.
+            let fix = "add `principal_header = \"X-Authenticated-User\"`, set by a proxy that verifies it, \
+                       `auth_url`, or `anonymous = true` where all callers may see each other's answers";
+            table.mistake(table.span(), "nothing says whose keys these are", fix);
+        }
+        return None;
+    };
+    if anonymous {
+        let fix = "keep one of the two";
+        table.mistake(
+            header.span,
+            "`principal_header` and `anonymous` exclude each other",
+            fix,
+        );
+        return None;
+    }
+    let Ok(name) = HeaderName::from_bytes(header.value.as_bytes()) else {
+        let fix = "write it like `principal_header = \"X-Authenticated-User\"`";
+        table.mistake(header.span, "this is no name of a header", fix);
+        return None;
+    };
+    match auth {
+        Some(url) => Some(Principal::Auth {
+            url: url.value,
+            header: name,
+            timeout,
+        }),
+        None if table.has("auth_url") => None,
+        None => Some(Principal::Header(name)),
+    }
+}
+
+fn methods(table: &Table<'_>, base: &[Method]) -> Vec<Method> {
+    let Some(names) = table.texts("methods") else {
+        return base.to_vec();
+    };
+    let mut methods = Vec::with_capacity(names.len());
+    for name in names {
+        match Method::from_bytes(name.value.as_bytes()) {
+            Ok(method)
+                if !method.is_safe()
+                    && method != Method::CONNECT
+                    && name.value.bytes().all(|byte| byte.is_ascii_uppercase()) =>
+            {
+                methods.push(method);
+            }
+            _ => {
+                let fix = "name methods that change something, in capitals: POST, PATCH, PUT, DELETE";
+                table.mistake(name.span, "this method cannot be keyed", fix);
+            }
+        }
+    }
+    methods
+}
+
+fn paths(table: &Table<'_>, base: &[Pattern]) -> Vec<Pattern> {
+    let Some(paths) = table.texts("paths") else {
+        return base.to_vec();
+    };
+    let mut found = Vec::with_capacity(paths.len());
+    for path in paths {
+        match Pattern::parse(&path.value) {
+            Some(pattern) => found.push(pattern),
+            None => table.mistake(path.span, "this is no path", PATTERN_FIX),
+        }
+    }
+    found
+}
+
+fn layer(table: &Table<'_>, base: &semel_http::Config) -> semel_http::Config {
+    let retention = limits::RETENTION_MS_MAX as u64;
+    let ms = |name, range, default: i64| {
+        let given = table.number(name, range);
+        given.and_then(|ms| i64::try_from(ms).ok()).unwrap_or(default)
+    };
+    let count = |name, range, default: usize| {
+        let given = table.number(name, range);
+        given
+            .and_then(|count| usize::try_from(count).ok())
+            .unwrap_or(default)
+    };
+    let keep = semel_core::Keep {
+        retention_ms: ms("retention_ms", 1..=retention, base.keep.retention_ms),
+        tombstone_ms: ms("tombstone_ms", 0..=retention, base.keep.tombstone_ms),
+    };
+    let words = [("hold", OwnerLost::Hold), ("rerun", OwnerLost::Rerun)];
+    semel_http::Config {
+        request_bytes_max: count("request_bytes_max", 0..=1 << 30, base.request_bytes_max),
+        response_bytes_max: count(
+            "response_bytes_max",
+            0..=limits::OUTCOME_BYTES_MAX as u64,
+            base.response_bytes_max,
+        ),
+        lease_ms: ms("lease_ms", 1_000..=limits::LEASE_MS_MAX as u64, base.lease_ms),
+        keep,
+        wait_ms_max: table
+            .number("wait_ms_max", 0..=600_000)
+            .unwrap_or(base.wait_ms_max),
+        running_max: count("running_max", 1..=100_000, base.running_max),
+        owner_lost: table.word("owner_lost", &words).unwrap_or(base.owner_lost),
+        status: semel_http::StatusPolicy {
+            distrust_unavailable: table
+                .boolean("trust_unavailable")
+                .map_or(base.status.distrust_unavailable, |trust| !trust),
+            release_on: release_on(table).unwrap_or_else(|| base.status.release_on.clone()),
+            ..base.status.clone()
+        },
+        ..base.clone()
+    }
+}
+
+fn release_on(table: &Table<'_>) -> Option<Vec<StatusCode>> {
+    let numbers = table.numbers("release_on", 400..=499)?;
+    Some(
+        numbers
+            .into_iter()
+            .filter_map(|number| StatusCode::from_u16(u16::try_from(number).ok()?).ok())
+            .collect(),
+    )
+}
+
+fn sending(table: &Table<'_>, base: &Sending) -> Sending {
+    let most = base
+        .reconcile
+        .as_ref()
+        .map_or(Duration::from_secs(5), |(_, most)| *most);
+    let most = ms(table, "reconcile_ms_max", most);
+    let reconcile = match table.http_url("reconcile_url") {
+        Some(url) => Some((url.value, most)),
+        None => base.reconcile.as_ref().map(|(url, _)| (url.clone(), most)),
+    };
+    Sending {
+        first_byte: ms(table, "first_byte_timeout_ms", base.first_byte),
+        total: ms(table, "total_timeout_ms", base.total),
+        answer_idle: ms(table, "answer_idle_ms", base.answer_idle),
+        deduplicates: table
+            .boolean("upstream_deduplicates")
+            .unwrap_or(base.deduplicates),
+        reconcile,
+    }
+}

@@ -1,0 +1,95 @@
+//! Another service says who calls.
+
+use http::HeaderValue;
+
+use super::upstream::{Does, Upstream, answer};
+use super::{World, post};
+
+fn lines(auth: &Upstream) -> String {
+    format!(
+        "principal_header = \"X-User\"\nauth_url = \"http://{}/who\"\nauth_timeout_ms = 300",
+        auth.address
+    )
+}
+
+fn by(token: &str, key: &str) -> http::Request<axum::body::Body> {
+    let mut request = post(key);
+    let token = HeaderValue::from_str(token).unwrap();
+    request.headers_mut().insert("authorization", token);
+    request
+        .headers_mut()
+        .insert("x-user", HeaderValue::from_static("forged"));
+    request
+}
+
+/// A revoked caller gets no stored answer (notes: authorise replays now).
+#[tokio::test]
+async fn the_principal_of_each_request_is_asked_for_replays_too() {
+    let auth = Upstream::start(|n| match n {
+        1 | 2 => answer("200 OK", &["x-user: alice"], ""),
+        3 => answer("200 OK", &["x-user: bob"], ""),
+        _ => answer("403 Forbidden", &["x-why: revoked"], "no"),
+    })
+    .await;
+    let upstream = Upstream::start(|n| answer("200 OK", &[], &n.to_string())).await;
+    let world = World::with(upstream.address, &lines(&auth));
+    assert_eq!(world.send(by("Bearer a", "k")).await.body, "1");
+    let again = world.send(by("Bearer b", "k")).await;
+    assert_eq!((&again.body[..], again.replayed()), (&b"1"[..], true));
+    assert_eq!(world.send(by("Bearer c", "k")).await.body, "2", "another caller");
+    let revoked = world.send(by("Bearer a", "k")).await;
+    assert_eq!((revoked.status, &revoked.body[..]), (403, &b"no"[..]));
+    assert_eq!(
+        (revoked.header("x-why"), revoked.outcome()),
+        (Some("revoked"), "refused")
+    );
+    let asked = auth.seen().remove(0).to_ascii_lowercase();
+    for line in [
+        "get /who http/1.1",
+        "authorization: bearer a",
+        "x-original-method: post",
+        "x-original-uri: /orders",
+    ] {
+        assert!(
+            asked.lines().any(|found| found == line),
+            "{line} is not in\n{asked}"
+        );
+    }
+    let seen = upstream.seen().remove(0).to_ascii_lowercase();
+    assert!(
+        seen.contains("x-user: alice") && !seen.contains("forged"),
+        "{seen}"
+    );
+    assert_eq!(upstream.count(), 2);
+}
+
+#[tokio::test]
+async fn who_cannot_be_verified_is_told_so_and_nothing_is_done() {
+    let auth = Upstream::start(|n| match n {
+        1 => answer("500 Oops", &[], ""),
+        2 => answer("200 OK", &[], "nobody is named"),
+        3 => answer("200 OK", &["x-user: a", "x-user: b"], ""),
+        4 => Does::Hangs(""),
+        _ => Does::Closes,
+    })
+    .await;
+    let upstream = Upstream::start(|_| answer("200 OK", &[], "")).await;
+    let world = World::with(upstream.address, &lines(&auth));
+    for _ in 0..5 {
+        let refused = world.send(by("Bearer a", "k")).await;
+        assert_eq!(
+            (refused.status, refused.code().as_str(), refused.outcome()),
+            (503, "SEM0473", "refused")
+        );
+        assert_eq!(refused.header("retry-after"), Some("1"));
+    }
+    assert_eq!(upstream.count(), 0);
+    let mut keyless = by("Bearer a", "k");
+    keyless.headers_mut().remove("idempotency-key");
+    assert_eq!(
+        world.send(keyless).await.status,
+        200,
+        "the upstream's own business"
+    );
+    assert_eq!(auth.count(), 5);
+}

@@ -1,0 +1,164 @@
+//! Upstreams that know more: that deduplicate, that say what became of a key, that say how long to keep an answer.
+
+use super::upstream::{Does, Upstream, answer};
+use super::{World, post};
+
+/// Rule K12.
+#[tokio::test]
+async fn an_upstream_that_deduplicates_gets_the_same_key_again_instead_of_holding_it() {
+    let upstream = Upstream::start(|n| match n {
+        1 => Does::Closes,
+        2 => answer("502 Bad Gateway", &[], "proxy"),
+        3 => Does::Hangs(""),
+        _ => answer("201 Created", &[], "done"),
+    })
+    .await;
+    let lines = "upstream_deduplicates = true\nfirst_byte_timeout_ms = 200\ntotal_timeout_ms = 30000";
+    let world = World::new(upstream.address, lines);
+    let first = world.send(post("a")).await;
+    assert_eq!((first.status, first.outcome()), (201, "succeeded"));
+    assert!(world.send(post("a")).await.replayed());
+    let seen = upstream.seen();
+    assert_eq!(seen.len(), 4);
+    for request in seen {
+        let request = request.to_ascii_lowercase();
+        assert!(
+            request.contains("idempotency-key: a\r\n") && request.ends_with("{}"),
+            "{request}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_known_after_all_tries_is_held() {
+    let upstream = Upstream::start(|_| Does::Closes).await;
+    let world = World::new(
+        upstream.address,
+        "upstream_deduplicates = true\ntotal_timeout_ms = 700",
+    );
+    let first = world.send(post("a")).await;
+    assert_eq!((first.status, first.outcome()), (502, "unknown"));
+    let sent = upstream.count();
+    assert!((2..=5).contains(&sent), "{sent}");
+    world.leases_end();
+    assert_eq!(world.send(post("a")).await.code(), "SEM0406");
+    assert_eq!(upstream.count(), sent);
+}
+
+fn reconciled_by(probe: &Upstream) -> String {
+    format!(
+        "reconcile_url = \"http://{}/what-became-of\"\nreconcile_ms_max = 5000",
+        probe.address
+    )
+}
+
+#[tokio::test]
+async fn a_word_of_the_reconcile_url_settles_what_was_not_known() {
+    for (word, outcome, replayed) in [
+        ("semel-outcome: succeeded", "succeeded", true),
+        ("semel-outcome: refused", "refused", true),
+        (
+            "semel-outcome: refused\r\nsemel-not-executed: 1",
+            "refused",
+            false,
+        ),
+    ] {
+        let upstream = Upstream::start(|n| match n {
+            1 => Does::Closes,
+            _ => answer("200 OK", &[], "sent again"),
+        })
+        .await;
+        let probe = Upstream::start(move |n| match n {
+            1 => answer("200 OK", &["semel-outcome: running"], ""),
+            _ => answer("200 OK", &[word, "x-id: 7"], "charge 7"),
+        })
+        .await;
+        let world = World::new(upstream.address, &reconciled_by(&probe));
+        let first = world.send(post("a")).await;
+        assert_eq!(
+            (
+                first.status,
+                &first.body[..],
+                first.outcome(),
+                first.header("x-id")
+            ),
+            (200, &b"charge 7"[..], outcome, Some("7"))
+        );
+        let again = world.send(post("a")).await;
+        assert_eq!(again.replayed(), replayed, "{word}");
+        assert_eq!(upstream.count(), if replayed { 1 } else { 2 });
+        let asked = probe.seen().remove(0).to_ascii_lowercase();
+        for line in [
+            "get /what-became-of http/1.1",
+            "idempotency-key: a",
+            "semel-token: 1",
+        ] {
+            assert!(
+                asked.lines().any(|found| found == line),
+                "{line} is not in\n{asked}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_says_nothing_of_the_end_is_asked_about_too() {
+    let upstream = Upstream::start(|_| answer("500 Oops", &[], "?")).await;
+    let probe = Upstream::start(|_| answer("200 OK", &["semel-outcome: succeeded"], "charge 7")).await;
+    let world = World::new(upstream.address, &reconciled_by(&probe));
+    assert_eq!(world.send(post("a")).await.body, "charge 7");
+    assert!(world.send(post("a")).await.replayed());
+}
+
+/// "I know no such key" may be said while the request is still on its way.
+#[tokio::test]
+async fn nothing_but_a_word_settles() {
+    for says in ["404 Not Found", "200 OK", "500 Oops"] {
+        let upstream = Upstream::start(|_| Does::Closes).await;
+        let probe = Upstream::start(move |_| answer(says, &[], "")).await;
+        let world = World::new(upstream.address, &reconciled_by(&probe));
+        let first = world.send(post("a")).await;
+        assert_eq!((first.status, first.outcome()), (502, "unknown"), "{says}");
+        world.leases_end();
+        assert_eq!(world.send(post("a")).await.code(), "SEM0406", "{says}");
+        assert_eq!(upstream.count(), 1);
+    }
+}
+
+#[tokio::test]
+async fn the_upstream_may_say_that_nothing_was_done_and_how_long_an_answer_is_kept() {
+    let upstream = Upstream::start(|n| match n {
+        1 => answer("500 Oops", &["semel-not-executed: 1"], "not yet"),
+        _ => answer("200 OK", &["semel-persist-for: 60"], "done"),
+    })
+    .await;
+    let world = World::new(upstream.address, "");
+    let first = world.send(post("a")).await;
+    assert_eq!((first.status, first.outcome()), (500, "refused"));
+    assert_eq!(first.header("semel-not-executed"), None);
+    let done = world.send(post("a")).await;
+    assert_eq!(
+        (&done.body[..], done.header("semel-persist-for")),
+        (&b"done"[..], None)
+    );
+    assert!(world.send(post("a")).await.replayed());
+    world.clock.advance_ms(60_001);
+    assert_eq!(
+        world.send(post("a")).await.code(),
+        "SEM0408",
+        "a minute, not a day"
+    );
+    assert_eq!(upstream.count(), 2);
+}
+
+#[tokio::test]
+async fn a_refusal_that_a_route_gives_back_is_judged_anew() {
+    let upstream = Upstream::start(|n| match n {
+        1 => answer("422 Wrong code", &[], "wrong"),
+        _ => answer("200 OK", &[], "right"),
+    })
+    .await;
+    let world = World::new(upstream.address, "release_on = 422");
+    assert_eq!(world.send(post("a")).await.status, 422);
+    assert_eq!(world.send(post("a")).await.body, "right");
+}

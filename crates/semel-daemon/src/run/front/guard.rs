@@ -1,0 +1,235 @@
+//! A client's connection, with the limits that a slow or crafty one cannot get past.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use semel_core::{Clock as _, SystemClock};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
+
+use super::heads::{Heads, Stage};
+
+/// How long a client may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Times {
+    /// For a head.
+    pub(super) head: Duration,
+    /// Between two pieces of a body, or to read a piece of an answer.
+    pub(super) body: Duration,
+    /// Between requests.
+    pub(super) idle: Duration,
+}
+
+/// What a connection and its requests tell each other.
+#[derive(Debug, Default)]
+pub(super) struct Conn {
+    in_flight: AtomicU32,
+    /// When the last request ended, in milliseconds of the monotonic clock.
+    ended_ms: AtomicU64,
+    framing: AtomicBool,
+    tunnel: AtomicBool,
+}
+
+impl Conn {
+    /// Whether the client's framing cannot be trusted any more.
+    pub(super) fn framing(&self) -> bool {
+        self.framing.load(Ordering::Relaxed)
+    }
+
+    /// What follows is another protocol.
+    pub(super) fn becomes_tunnel(&self) {
+        self.tunnel.store(true, Ordering::Relaxed);
+    }
+
+    /// A request runs until the result is dropped.
+    pub(super) fn begin(self: &Arc<Self>) -> InFlight {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        InFlight(Arc::clone(self))
+    }
+}
+
+/// A request that runs.
+pub(super) struct InFlight(Arc<Conn>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let now = u64::try_from(SystemClock.monotonic().as_millis()).unwrap_or(u64::MAX);
+        self.0.ended_ms.store(now, Ordering::Relaxed);
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A stream that ends when its client is too slow.
+pub(super) struct Guard<S> {
+    io: S,
+    heads: Heads,
+    conn: Arc<Conn>,
+    times: Times,
+    /// When something was last read.
+    read_at: Duration,
+    /// When the head began that is being read.
+    head_at: Duration,
+    /// Since when nothing could be written.
+    stuck_at: Option<Duration>,
+    reading: Timer,
+    writing: Timer,
+}
+
+/// A timer that is made when it is first needed, and moved only forward: most of the time the deadline moves away
+/// before it comes.
+#[derive(Default)]
+struct Timer(Option<(Duration, Pin<Box<Sleep>>)>);
+
+impl Timer {
+    /// Whether `deadline` is over; the task is woken when it will be.
+    fn over(&mut self, deadline: Duration, cx: &mut Context<'_>) -> bool {
+        let now = SystemClock.monotonic();
+        if now >= deadline {
+            return true;
+        }
+        loop {
+            match &mut self.0 {
+                Some((at, sleep)) if *at <= deadline => {
+                    if sleep.as_mut().poll(cx).is_pending() {
+                        return false;
+                    }
+                    self.0 = None;
+                }
+                _ => {
+                    let sleep = tokio::time::sleep(deadline.saturating_sub(now));
+                    self.0 = Some((deadline, Box::pin(sleep)));
+                }
+            }
+        }
+    }
+}
+
+fn slow(what: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::TimedOut,
+        format!("the client was slower than {what}"),
+    )
+}
+
+impl<S> Guard<S> {
+    pub(super) fn new(io: S, conn: Arc<Conn>, times: Times) -> Self {
+        let now = SystemClock.monotonic();
+        Self {
+            io,
+            heads: Heads::new(),
+            conn,
+            times,
+            read_at: now,
+            head_at: now,
+            stuck_at: None,
+            reading: Timer::default(),
+            writing: Timer::default(),
+        }
+    }
+
+    fn came(&mut self, bytes: &[u8]) {
+        self.read_at = SystemClock.monotonic();
+        if self.conn.tunnel.load(Ordering::Relaxed) {
+            return;
+        }
+        if self.heads.stage() != Stage::Head {
+            self.head_at = self.read_at;
+        }
+        self.heads.feed(bytes);
+        if self.heads.framing() {
+            self.conn.framing.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the client took too long to send what is being waited for.
+    fn late(&mut self, cx: &mut Context<'_>) -> Option<&'static str> {
+        if self.conn.tunnel.load(Ordering::Relaxed) {
+            return None;
+        }
+        let resting = self.conn.in_flight.load(Ordering::Relaxed) == 0;
+        let (deadline, name) = match self.heads.stage() {
+            Stage::Head => (self.head_at + self.times.head, "head_timeout_ms"),
+            Stage::Body => (self.read_at + self.times.body, "body_idle_ms"),
+            // While a request runs, it is this side that takes its time.
+            Stage::Between | Stage::Raw if !resting => return None,
+            Stage::Between => (self.read_at.max(self.ended()) + self.times.idle, "client_idle_ms"),
+            Stage::Raw => (self.head_at.max(self.ended()) + self.times.idle, "client_idle_ms"),
+        };
+        self.reading.over(deadline, cx).then_some(name)
+    }
+
+    fn ended(&self) -> Duration {
+        Duration::from_millis(self.conn.ended_ms.load(Ordering::Relaxed))
+    }
+
+    fn wrote<T>(&mut self, polled: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if polled.is_ready() || self.conn.tunnel.load(Ordering::Relaxed) {
+            self.stuck_at = None;
+            return polled;
+        }
+        let since = *self.stuck_at.get_or_insert_with(|| SystemClock.monotonic());
+        if self.writing.over(since + self.times.body, cx) {
+            return Poll::Ready(Err(slow("body_idle_ms")));
+        }
+        Poll::Pending
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Guard<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        match Pin::new(&mut self.io).poll_read(cx, buf) {
+            Poll::Ready(Ok(())) => {
+                if let Some(bytes) = buf.filled().get(before..)
+                    && !bytes.is_empty()
+                {
+                    self.came(bytes);
+                }
+                Poll::Ready(Ok(()))
+            }
+            Poll::Pending => match self.late(cx) {
+                Some(what) => Poll::Ready(Err(slow(what))),
+                None => Poll::Pending,
+            },
+            failed => failed,
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Guard<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.io).poll_write(cx, bytes);
+        self.wrote(polled, cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.io).poll_write_vectored(cx, slices);
+        self.wrote(polled, cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let polled = Pin::new(&mut self.io).poll_flush(cx);
+        self.wrote(polled, cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let polled = Pin::new(&mut self.io).poll_shutdown(cx);
+        self.wrote(polled, cx)
+    }
+}

@@ -1,0 +1,300 @@
+//! The front of a gateway: sockets of its threads, limits of its clients, and the configuration in force behind them.
+//!
+//! # Guarantees
+//! - A request is served whole under the configuration that it met; another one in force meanwhile changes nothing for
+//!   it. Sockets stay while configurations change.
+//! - Told to stop, it takes the connections that wait in the system's queue, accepts no more, and ends what runs.
+
+mod guard;
+mod heads;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use semel_http::{Problem, ProblemKind};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::gateway::{FrontConfig, Live, Refusal, Reply, Stats, host_trouble};
+
+use guard::{Conn, Guard, Times};
+
+/// How often a quiet HTTP/2 client is asked whether it lives.
+const ALIVE: Duration = Duration::from_secs(20);
+
+/// Bytes that hyper reads ahead on a connection at most, and at least.
+const BUFFER_MAX: usize = 256 << 10;
+
+/// The front of one gateway, shared by its threads.
+pub(crate) struct Front {
+    /// What answers; `None` while the store is not open.
+    live: ArcSwapOption<Live>,
+    /// Earlier ones, which may still have something to record.
+    earlier: Mutex<Vec<Arc<Live>>>,
+    settings: ArcSwap<Settings>,
+    stats: Arc<Stats>,
+    stop: CancellationToken,
+}
+
+/// What new connections meet.
+struct Settings {
+    config: FrontConfig,
+    places: Arc<Semaphore>,
+}
+
+impl Settings {
+    fn new(config: FrontConfig) -> Self {
+        let places = Arc::new(Semaphore::new(config.connections_max));
+        Self { config, places }
+    }
+}
+
+impl Front {
+    /// A front that nothing stands behind yet.
+    pub(crate) fn new(config: &FrontConfig, stats: Arc<Stats>, stop: CancellationToken) -> Arc<Self> {
+        Arc::new(Self {
+            live: ArcSwapOption::empty(),
+            earlier: Mutex::default(),
+            settings: ArcSwap::from_pointee(Settings::new(config.clone())),
+            stats,
+            stop,
+        })
+    }
+
+    /// What its gateway counts.
+    pub(crate) const fn stats(&self) -> &Arc<Stats> {
+        &self.stats
+    }
+
+    /// Ends it.
+    pub(crate) const fn stop(&self) -> &CancellationToken {
+        &self.stop
+    }
+
+    /// Puts settings in force for connections that come from now on.
+    pub(crate) fn set(&self, config: &FrontConfig) {
+        self.settings.store(Arc::new(Settings::new(config.clone())));
+    }
+
+    /// Puts a configuration in force for requests that come from now on.
+    pub(crate) fn put(&self, live: Arc<Live>) {
+        if let Some(earlier) = self.live.swap(Some(live)) {
+            let mut all = self.earlier.lock().unwrap_or_else(PoisonError::into_inner);
+            all.retain(|live| live.busy());
+            all.push(earlier);
+        }
+    }
+
+    /// Ends when everything that was begun has been carried out and recorded.
+    pub(crate) async fn drain(&self) {
+        let mut all = {
+            let mut earlier = self.earlier.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::take(&mut *earlier)
+        };
+        all.extend(self.live.load_full());
+        for live in all {
+            live.drain().await;
+        }
+    }
+
+    /// Serves one socket on this thread until told to stop; then ends what runs.
+    pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener, thread: usize, tasks: TaskTracker) {
+        let graceful = GracefulShutdown::new();
+        loop {
+            let settings = self.settings.load_full();
+            let accepted = tokio::select! {
+                () = self.stop.cancelled() => break,
+                accepted = accept(&listener, &settings.places) => accepted,
+            };
+            if let Some((stream, peer, place)) = accepted {
+                self.connection(stream, peer, place, &settings, thread, &tasks, graceful.watcher());
+            }
+        }
+        // Whoever waits in the queue believes to be connected.
+        let settings = self.settings.load_full();
+        while let Some(Some((stream, peer, place))) = now(accept(&listener, &settings.places)).await {
+            self.connection(stream, peer, place, &settings, thread, &tasks, graceful.watcher());
+        }
+        drop(listener);
+        graceful.shutdown().await;
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one call in two places")]
+    fn connection(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        peer: SocketAddr,
+        place: OwnedSemaphorePermit,
+        settings: &Arc<Settings>,
+        thread: usize,
+        tasks: &TaskTracker,
+        watcher: Watcher,
+    ) {
+        let (front, settings) = (Arc::clone(self), Arc::clone(settings));
+        tasks.spawn(async move {
+            let _place = place;
+            let client = Client {
+                front,
+                thread,
+                peer,
+                conn: Arc::new(Conn::default()),
+            };
+            let Some(tls) = settings.config.tls.clone() else {
+                return client.serve(stream, &settings.config, watcher).await;
+            };
+            let shake = TlsAcceptor::from(tls).accept(stream);
+            match tokio::time::timeout(settings.config.head_timeout, shake).await {
+                Ok(Ok(stream)) => client.serve(stream, &settings.config, watcher).await,
+                Ok(Err(error)) => tracing::debug!(%peer, error = %error, "a TLS handshake failed"),
+                Err(_) => tracing::debug!(%peer, "a TLS handshake took longer than head_timeout_ms"),
+            }
+        });
+    }
+
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        thread: usize,
+        peer: SocketAddr,
+        conn: &Arc<Conn>,
+    ) -> Response<Reply> {
+        let _counted = self.stats.begin();
+        let _running = conn.begin();
+        let response = if conn.framing() {
+            let detail = "its head has both Content-Length and Transfer-Encoding; nothing was done, and the connection \
+                          is closed: send one of the two";
+            Refusal::Ambiguous.answer(detail, true)
+        } else if let Some(detail) = host_trouble(request.version(), request.uri(), request.headers()) {
+            Refusal::Ambiguous.answer(detail, true)
+        } else {
+            // The clone belongs to this thread: counting its holders meets no other one.
+            let gateway = self
+                .live
+                .load()
+                .as_ref()
+                .and_then(|live| live.on(thread).cloned());
+            match gateway {
+                Some(gateway) => {
+                    let request = request.map(|body| gateway.take(body));
+                    gateway.call(request, Some(peer.ip().to_canonical())).await
+                }
+                None => no_store(),
+            }
+        };
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            conn.becomes_tunnel();
+        }
+        self.stats.answered(response.status(), response.headers());
+        response
+    }
+}
+
+fn no_store() -> Response<Reply> {
+    let detail = "the store of keys is not open: /readyz of semel says why; nothing was sent, send the same request \
+                  again later";
+    Problem::new(ProblemKind::StoreUnavailable, detail)
+        .retry_after(1)
+        .response()
+        .map(Reply::Own)
+}
+
+/// One client's connection.
+struct Client {
+    front: Arc<Front>,
+    thread: usize,
+    peer: SocketAddr,
+    conn: Arc<Conn>,
+}
+
+impl Client {
+    async fn serve<S>(self, stream: S, config: &FrontConfig, watcher: Watcher)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let times = Times {
+            head: config.head_timeout,
+            body: config.body_idle,
+            idle: config.client_idle,
+        };
+        let stream = Guard::new(stream, Arc::clone(&self.conn), times);
+        let mut server = auto::Builder::new(TokioExecutor::new());
+        server
+            .http1()
+            // The guard keeps the time.
+            .header_read_timeout(None)
+            .max_buf_size(config.header_bytes_max.saturating_mul(2).max(BUFFER_MAX));
+        if config.headers_max > HYPER_HEADERS_MAX {
+            server.http1().max_headers(config.headers_max.saturating_add(1));
+        }
+        let list = config.header_bytes_max.saturating_mul(2);
+        server
+            .http2()
+            .timer(TokioTimer::new())
+            .keep_alive_interval(ALIVE)
+            .keep_alive_timeout(ALIVE)
+            .max_header_list_size(u32::try_from(list).unwrap_or(u32::MAX))
+            .max_concurrent_streams(config.streams_max);
+        let Self {
+            front,
+            thread,
+            peer,
+            conn,
+        } = self;
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (front, conn) = (Arc::clone(&front), Arc::clone(&conn));
+            async move { Ok::<_, Infallible>(front.answer(request, thread, peer, &conn).await) }
+        });
+        let connection = server
+            .serve_connection_with_upgrades(TokioIo::new(stream), service)
+            .into_owned();
+        if let Err(error) = watcher.watch(connection).await {
+            tracing::debug!(%peer, error = error, "a connection broke");
+        }
+    }
+}
+
+/// How many fields hyper reads unless it is told another number, which costs an allocation per head.
+const HYPER_HEADERS_MAX: usize = 100;
+
+/// The next connection and its place.
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
+    let place = Arc::clone(places).acquire_owned().await.ok()?;
+    match listener.accept().await {
+        Ok((stream, peer)) => {
+            // Small answers should not wait for each other; a socket that cannot do that still works.
+            let _ = stream.set_nodelay(true);
+            Some((stream, peer, place))
+        }
+        Err(error) => {
+            // Out of file descriptors, mostly: going on at once would only spin.
+            tracing::warn!(error = %error, "cannot accept a connection");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            None
+        }
+    }
+}
+
+/// What a future has to give at once.
+async fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        found = future => Some(found),
+        () = std::future::ready(()) => None,
+    }
+}
