@@ -151,11 +151,16 @@ impl<S> Guard<S> {
             return None;
         }
         let resting = self.conn.in_flight.load(Ordering::Relaxed) == 0;
+        if !resting && matches!(self.heads.stage(), Stage::Between | Stage::Raw) {
+            // While a request runs, it is this side that takes its time. hyper does not ask again when it has ended,
+            // so the timer must.
+            let look = SystemClock.monotonic() + self.times.idle;
+            self.reading.over(look, cx);
+            return None;
+        }
         let (deadline, name) = match self.heads.stage() {
             Stage::Head => (self.head_at + self.times.head, "head_timeout_ms"),
             Stage::Body => (self.read_at + self.times.body, "body_idle_ms"),
-            // While a request runs, it is this side that takes its time.
-            Stage::Between | Stage::Raw if !resting => return None,
             Stage::Between => (self.read_at.max(self.ended()) + self.times.idle, "client_idle_ms"),
             Stage::Raw => (self.head_at.max(self.ended()) + self.times.idle, "client_idle_ms"),
         };

@@ -20,6 +20,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use semel_core::error::chain;
 use semel_http::{Problem, ProblemKind};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -261,7 +262,7 @@ impl Client {
             .serve_connection_with_upgrades(TokioIo::new(stream), service)
             .into_owned();
         if let Err(error) = watcher.watch(connection).await {
-            tracing::debug!(%peer, error = error, "a connection broke");
+            tracing::debug!(%peer, error = chain(&*error), "a connection broke");
         }
     }
 }

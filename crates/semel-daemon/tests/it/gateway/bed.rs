@@ -43,6 +43,9 @@ impl Seen {
     }
 }
 
+/// Bytes of `/large`: more than sockets take in.
+pub(super) const LARGE: usize = 64 << 20;
+
 /// A running upstream.
 pub(super) struct Upstream {
     pub(super) port: u16,
@@ -68,6 +71,7 @@ pub(super) fn app(seen: Arc<Seen>) -> Router {
         .route("/events", get(events))
         .route("/trailers", any(trailers))
         .route("/echo", get(echo))
+        .route("/large", get(|| async { vec![b'x'; LARGE] }))
         .fallback(|| async { "hello" })
         .layer(axum::middleware::from_fn_with_state(
             Arc::clone(&seen),
@@ -279,11 +283,6 @@ impl Raw {
     /// Whether this byte could still be sent.
     pub(super) fn try_send(&mut self, byte: u8) -> bool {
         self.0.write_all(&[byte]).is_ok()
-    }
-
-    /// Whether these could still be sent, however long it takes.
-    pub(super) fn try_send_all(&mut self, bytes: &str) -> bool {
-        self.0.write_all(bytes.as_bytes()).is_ok()
     }
 
     /// Whether nothing comes for so long.

@@ -18,6 +18,7 @@ async fn a_crash_around_sending_leaves_a_key_that_is_unknown_and_is_not_sent_aga
             gateway("api", port, upstream.port, lines)
         ));
         let mut daemon = folder.spawn(&[("SEMEL_CRASH_POINT", point)]);
+        daemon.until_alive().await;
         daemon.until_ready().await;
         let request = http::Request::post(format!("http://127.0.0.1:{port}/charge"))
             .header("idempotency-key", "k")

@@ -85,7 +85,7 @@ async fn under_load_no_request_is_dropped_and_each_meets_one_configuration_whole
     assert_eq!(code, 0, "{log}");
     for says in [
         "SEM0474",
-        "semel.toml:8:1: unknown field `wait_max`",
+        "semel.toml:10:1: unknown field `wait_max`",
         "did you mean `wait_ms_max`?",
     ] {
         assert!(log.contains(says), "{says} is not in\n{log}");
