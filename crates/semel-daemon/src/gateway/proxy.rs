@@ -94,7 +94,7 @@ impl Proxy {
         }
         let tunnel = upgrade
             .is_some()
-            .then(|| hyper::upgrade::on(&mut Request::from_parts(parts.clone(), ())));
+            .then(|| hyper::upgrade::on(Request::from_parts(parts.clone(), ())));
         parts.extensions.clear();
         let watch = body.watch();
         let sent = inner.client.send(Request::from_parts(parts, body));

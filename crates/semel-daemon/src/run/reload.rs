@@ -59,6 +59,7 @@ pub(crate) async fn reload(
             "[[relay]]",
             format!("{:?}", now.relays) != format!("{:?}", next.relays),
         ),
+        ("[api]", format!("{:?}", now.api) != format!("{:?}", next.api)),
         ("[saga]", format!("{:?}", now.saga) != format!("{:?}", next.saga)),
     ];
     let waits: Vec<&str> = waits
@@ -73,6 +74,7 @@ pub(crate) async fn reload(
     }
     tracing::info!(gateways = next.gateways.len(), "configuration taken over");
     // What is in force stays what the next reading is compared with.
-    (next.server, next.stores, next.relays, next.saga) = (now.server, now.stores, now.relays, now.saga);
+    (next.server, next.stores, next.relays) = (now.server, now.stores, now.relays);
+    (next.api, next.saga) = (now.api, now.saga);
     next
 }
