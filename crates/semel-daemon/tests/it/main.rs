@@ -5,6 +5,7 @@
     reason = "a panic here is a failed test"
 )]
 
+mod api;
 mod check;
 mod conformance;
 mod crash;
@@ -14,8 +15,10 @@ mod full_disk;
 mod gateway;
 #[cfg(feature = "kafka")]
 mod kafka;
+mod keys;
 mod migrate;
 mod mistakes;
+mod python;
 mod receiver;
 mod relays;
 mod saga_api;
