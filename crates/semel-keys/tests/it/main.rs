@@ -7,4 +7,5 @@
 
 mod batched;
 mod idempotent;
+mod quota;
 mod support;

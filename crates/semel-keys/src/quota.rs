@@ -1,0 +1,317 @@
+//! Growth limits per scope.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use semel_core::claim::{
+    Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement,
+    SweepReport,
+};
+use semel_core::limits;
+use semel_core::store::{Batching, Hint, KeyPage, KeyQuery, Replies, Usage};
+use semel_core::{Capabilities, Clock, ErrorKind, Key, KeyStore, Scope, StoreError, SystemClock};
+
+/// How much each scope may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QuotaConfig {
+    /// Records at most, tombstones included. Default 1 000 000.
+    pub records_max: u64,
+    /// Bytes of stored outcomes at most. Default 1 GiB.
+    pub bytes_max: u64,
+    /// How long a measurement is remembered, with this process's own grants counted on top. Default 30 s. What other
+    /// processes add meanwhile is not seen.
+    pub remember: Duration,
+    /// Scopes that are remembered at most; beyond that the oldest measurements are forgotten. Default 10 000.
+    pub scopes_max: usize,
+}
+
+impl Default for QuotaConfig {
+    fn default() -> Self {
+        Self {
+            records_max: 1_000_000,
+            bytes_max: 1 << 30,
+            remember: Duration::from_secs(30),
+            scopes_max: 10_000,
+        }
+    }
+}
+
+/// While a scope is full it is measured again this often, so that room is noticed soon.
+const FULL_REMEMBERED: Duration = Duration::from_secs(1);
+
+/// A key store in front of another one that refuses new keys in a scope that holds too much. Put it in front of a
+/// [`Batched`](crate::Batched).
+///
+/// # Guarantees
+/// - Nothing that is stored is dropped, nothing that runs is stopped: only keys that are not there yet are refused
+///   (SEM0111, [`ErrorKind::LimitExceeded`]). Replays, duplicates and ends of runs are answered as ever.
+/// - Inside one process a scope never gets more records than its limit. Several processes may exceed it together, by what
+///   they grant within [`QuotaConfig::remember`]. Bytes are known only when a run ends: what was running may exceed them.
+///
+/// ```
+/// # fn f(store: semel_sqlite::Sqlite) -> Result<(), semel_core::StoreError> {
+/// use semel_keys::{Batched, Quota, QuotaConfig};
+/// let config = QuotaConfig { records_max: 50_000, ..QuotaConfig::default() };
+/// let store = Quota::new(Batched::new(store), config)?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Quota<S> {
+    store: S,
+    config: QuotaConfig,
+    clock: Clocked,
+    scopes: Mutex<HashMap<Scope, Measured>>,
+}
+
+struct Clocked(Arc<dyn Clock>);
+
+impl std::fmt::Debug for Clocked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
+/// What a scope held when it was measured, and what was added since.
+#[derive(Debug, Clone, Copy)]
+struct Measured {
+    at: Duration,
+    usage: Usage,
+}
+
+impl<S: KeyStore> Quota<S> {
+    /// A quota in front of this store.
+    ///
+    /// # Errors
+    /// `Invalid` when the store cannot count ([`Capabilities::counts_scopes`]).
+    pub fn new(store: S, config: QuotaConfig) -> Result<Self, StoreError> {
+        Self::with_clock(store, config, Arc::new(SystemClock))
+    }
+
+    /// The same with another clock.
+    ///
+    /// # Errors
+    /// `Invalid` when the store cannot count ([`Capabilities::counts_scopes`]).
+    pub fn with_clock(store: S, config: QuotaConfig, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
+        let can = store.capabilities();
+        if !can.counts_scopes {
+            let text = format!(
+                "{} cannot say how much a scope holds (counts_scopes), so it keeps no quota: leave the quota out, or use \
+                 a store that counts (docs/stores.md)",
+                can.name
+            );
+            return Err(StoreError::new(ErrorKind::Invalid, "quota", text));
+        }
+        Ok(Self {
+            store,
+            config,
+            clock: Clocked(clock),
+            scopes: Mutex::default(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Scope, Measured>> {
+        self.scopes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    const fn is_full(&self, usage: Usage) -> bool {
+        usage.records >= self.config.records_max || usage.bytes >= self.config.bytes_max
+    }
+
+    /// Measures a scope unless that was done lately.
+    async fn measure(&self, scope: &Scope) -> Result<(), StoreError> {
+        let now = self.clock.0.monotonic();
+        let known = self.lock().get(scope).copied();
+        if let Some(known) = known {
+            let full = self.is_full(known.usage);
+            let remember = if full {
+                FULL_REMEMBERED
+            } else {
+                self.config.remember
+            };
+            if now < known.at + remember {
+                return Ok(());
+            }
+        }
+        let counted = self.config.records_max.saturating_add(1);
+        let usage = self.store.usage(scope, counted).await?;
+        let mut scopes = self.lock();
+        if scopes.len() >= self.config.scopes_max && !scopes.contains_key(scope) {
+            let mut ages: Vec<Duration> = scopes.values().map(|known| known.at).collect();
+            ages.sort_unstable();
+            let middle = ages.get(ages.len() / 2).copied().unwrap_or(now);
+            scopes.retain(|_, known| known.at > middle);
+        }
+        scopes.insert(scope.clone(), Measured { at: now, usage });
+        Ok(())
+    }
+
+    /// Takes a place for one more record; the refusal where there is none.
+    fn reserve(&self, scope: &Scope) -> Result<(), StoreError> {
+        let mut scopes = self.lock();
+        let Some(known) = scopes.get_mut(scope) else {
+            return Ok(());
+        };
+        let (usage, config) = (known.usage, &self.config);
+        let what = if usage.records >= config.records_max {
+            format!("{} records, records_max = {}", usage.records, config.records_max)
+        } else if usage.bytes >= config.bytes_max {
+            format!(
+                "{} bytes of outcomes, bytes_max = {}",
+                usage.bytes, config.bytes_max
+            )
+        } else {
+            known.usage.records += 1;
+            return Ok(());
+        };
+        let text = format!(
+            "the scope {scope} holds {what}: no new key is taken in; raise the quota, keep outcomes for a shorter time \
+             (retention_ms, tombstone_ms), or wait until old records have been swept"
+        );
+        Err(StoreError::new(ErrorKind::LimitExceeded, "claim", text).with_code("SEM0111"))
+    }
+
+    fn give_back(&self, scope: &Scope) {
+        if let Some(known) = self.lock().get_mut(scope) {
+            known.usage.records = known.usage.records.saturating_sub(1);
+        }
+    }
+}
+
+#[async_trait]
+impl<S: KeyStore> KeyStore for Quota<S> {
+    fn capabilities(&self) -> Capabilities {
+        self.store.capabilities()
+    }
+
+    async fn claim_many(&self, claims: &[Claim]) -> Replies<ClaimReply> {
+        if limits::check_batch(claims.len()).is_err() {
+            return self.store.claim_many(claims).await;
+        }
+        let mut refusals: Vec<Option<StoreError>> = Vec::with_capacity(claims.len());
+        let mut reserved = vec![false; claims.len()];
+        for (claim, reserved) in claims.iter().zip(&mut reserved) {
+            let scope = claim.key.scope();
+            let place = match self.measure(scope).await {
+                Ok(()) => self.reserve(scope),
+                Err(error) => Err(error),
+            };
+            *reserved = place.is_ok();
+            refusals.push(place.err());
+        }
+        // What is there already takes no new place: it is answered as ever.
+        let refused: Vec<Key> = (refusals.iter().zip(claims))
+            .filter(|(refusal, _)| refusal.is_some())
+            .map(|(_, claim)| claim.key.clone())
+            .collect();
+        if !refused.is_empty() {
+            let mut records = self.store.read_many(&refused).await.into_iter();
+            for refusal in refusals.iter_mut().filter(|refusal| refusal.is_some()) {
+                match records.next() {
+                    Some(Ok(Some(_))) => *refusal = None,
+                    Some(Ok(None)) | None => {}
+                    Some(Err(error)) => *refusal = Some(error),
+                }
+            }
+        }
+        let passed: Vec<Claim> = (refusals.iter().zip(claims))
+            .filter(|(refusal, _)| refusal.is_none())
+            .map(|(_, claim)| claim.clone())
+            .collect();
+        let mut answers = if passed.is_empty() {
+            Vec::new()
+        } else {
+            self.store.claim_many(&passed).await
+        }
+        .into_iter();
+        let missing = || {
+            Err(StoreError::new(
+                ErrorKind::Corrupt,
+                "claim",
+                "the store gave no answer",
+            ))
+        };
+        let answer = |(refusal, (reserved, claim)): (Option<StoreError>, (bool, &Claim))| {
+            let reply = match refusal {
+                Some(refusal) => Err(refusal),
+                None => answers.next().unwrap_or_else(missing),
+            };
+            // A place is used by a first grant; an answer that is lost may have used it, and the next measurement knows.
+            let used = match &reply {
+                Ok(ClaimReply::Granted { attempt, .. }) => *attempt == 1,
+                Ok(_) => false,
+                Err(error) => error.retry() == semel_core::Retry::OutcomeUnknown,
+            };
+            if reserved && !used {
+                self.give_back(claim.key.scope());
+            }
+            reply
+        };
+        refusals
+            .into_iter()
+            .zip(reserved.into_iter().zip(claims))
+            .map(answer)
+            .collect()
+    }
+
+    async fn complete_many(&self, completions: &[Completion]) -> Replies<LeaseReply> {
+        let replies = self.store.complete_many(completions).await;
+        for (done, reply) in completions.iter().zip(&replies) {
+            if matches!(reply, Ok(LeaseReply::Ok(_)))
+                && let Some(known) = self.lock().get_mut(done.key.scope())
+            {
+                known.usage.bytes += done.outcome.bytes().len() as u64;
+            }
+        }
+        replies
+    }
+
+    async fn extend_many(&self, extensions: &[Extension]) -> Replies<LeaseReply> {
+        self.store.extend_many(extensions).await
+    }
+
+    async fn release_many(&self, releases: &[Release]) -> Replies<LeaseReply> {
+        self.store.release_many(releases).await
+    }
+
+    async fn abandon_many(&self, abandonments: &[Abandonment]) -> Replies<LeaseReply> {
+        self.store.abandon_many(abandonments).await
+    }
+
+    async fn settle_many(&self, settlements: &[Settlement]) -> Replies<LeaseReply> {
+        self.store.settle_many(settlements).await
+    }
+
+    async fn read_many(&self, keys: &[Key]) -> Replies<Option<Record>> {
+        self.store.read_many(keys).await
+    }
+
+    async fn sweep(&self, limit: u32) -> Result<SweepReport, StoreError> {
+        self.store.sweep(limit).await
+    }
+
+    async fn list(&self, query: &KeyQuery) -> Result<KeyPage, StoreError> {
+        self.store.list(query).await
+    }
+
+    async fn usage(&self, scope: &Scope, records_max: u64) -> Result<Usage, StoreError> {
+        self.store.usage(scope, records_max).await
+    }
+
+    async fn subscribe(&self, key: &Key) -> Option<Hint> {
+        self.store.subscribe(key).await
+    }
+
+    /// Mixed batches come kind by kind, so that claims in them are counted, too.
+    fn batching(&self) -> Batching {
+        Batching {
+            mixes: false,
+            ..self.store.batching()
+        }
+    }
+
+    async fn look_many(&self, claims: &[Claim]) -> Replies<Option<ClaimReply>> {
+        self.store.look_many(claims).await
+    }
+}
