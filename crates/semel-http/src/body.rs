@@ -56,10 +56,10 @@ impl Body {
     }
 
     /// A body of these bytes, and trailers behind it.
-    pub(crate) fn with_trailers(bytes: Bytes, trailers: Option<HeaderMap>) -> Self {
+    pub(crate) fn with_trailers(bytes: Bytes, trailers: Option<Box<HeaderMap>>) -> Self {
         Self(Kind::Whole {
             data: Some(bytes).filter(|bytes| !bytes.is_empty()),
-            trailers: trailers.map(Box::new),
+            trailers,
         })
     }
 
@@ -221,7 +221,7 @@ mod tests {
         assert!(Body::empty().is_end_stream());
         let mut trailers = HeaderMap::new();
         trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
-        let with = Body::with_trailers(Bytes::new(), Some(trailers.clone()));
+        let with = Body::with_trailers(Bytes::new(), Some(Box::new(trailers.clone())));
         assert!(!with.is_end_stream() && with.size_hint().exact().is_none());
         assert_eq!(with.collect().await.unwrap().trailers(), Some(&trailers));
     }

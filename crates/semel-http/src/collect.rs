@@ -14,7 +14,7 @@ use crate::body::{Body, BoxError, Gathered};
 /// How far reading came.
 pub(crate) enum Collected {
     /// To the end, within the limit.
-    Whole(Bytes, Option<HeaderMap>),
+    Whole(Bytes, Option<Box<HeaderMap>>),
     /// The limit was passed. This body still gives all of it.
     TooLarge(Body),
     /// It broke off. What came and the error, as a body.
@@ -32,7 +32,7 @@ where
     }
     let mut body = Box::pin(body);
     let mut bytes = Gathered::default();
-    let mut trailers: Option<HeaderMap> = None;
+    let mut trailers: Option<Box<HeaderMap>> = None;
     loop {
         let frame = match body.frame().await {
             None => return Collected::Whole(bytes.whole(), trailers),

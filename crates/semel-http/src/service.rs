@@ -69,18 +69,20 @@ where
         let fresh = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, fresh);
         let (parts, body) = request.into_parts();
+        // Boxed once: it is handed on several times.
+        let parts = Box::new(parts);
         let way = self
             .routes
             .of(&parts)
             .map(|shared| (shared, admit(shared, &parts)));
         match way {
             None | Some((_, Admission::Pass)) => {
-                Box::pin(pass(inner.call(Request::from_parts(parts, Body::new(body)))))
+                Box::pin(pass(inner.call(Request::from_parts(*parts, Body::new(body)))))
             }
             Some((shared, Admission::Refused(refusal))) if shared.config.mode == Mode::Shadow => {
                 shared.saw(Event::ShadowRefused, None);
                 drop(refusal);
-                Box::pin(pass(inner.call(Request::from_parts(parts, Body::new(body)))))
+                Box::pin(pass(inner.call(Request::from_parts(*parts, Body::new(body)))))
             }
             Some((shared, Admission::Refused(Refusal(kind, detail)))) => {
                 let response = shared.refused(kind, detail);
@@ -167,12 +169,12 @@ enum Way<S> {
     /// It has a key.
     Run(Job<S>),
     /// It has none and needs none, or is to pass whatever it is.
-    Pass(S, Request<Body>),
+    Pass(S, Box<Request<Body>>),
     Refused(Refusal),
 }
 
 /// Scope, key and whole body. Still nothing touches the store.
-async fn prepare<S, B>(shared: &Shared, inner: S, parts: Parts, body: B, found: Option<Found>) -> Way<S>
+async fn prepare<S, B>(shared: &Shared, inner: S, parts: Box<Parts>, body: B, found: Option<Found>) -> Way<S>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
@@ -184,7 +186,7 @@ where
         Ok(key) => key,
         Err(_) if shadow => {
             shared.saw(Event::ShadowRefused, None);
-            return Way::Pass(inner, Request::from_parts(parts, Body::new(body)));
+            return Way::Pass(inner, Box::new(Request::from_parts(*parts, Body::new(body))));
         }
         Err(refusal) => return Way::Refused(refusal),
     };
@@ -210,7 +212,7 @@ where
                 }
                 Ok(None) => {
                     let body = Body::with_trailers(body, trailers);
-                    return Way::Pass(inner, Request::from_parts(parts, body));
+                    return Way::Pass(inner, Box::new(Request::from_parts(*parts, body)));
                 }
                 Err(refusal) => (refusal, Body::with_trailers(body, trailers)),
             }
@@ -226,7 +228,7 @@ where
     };
     if shadow {
         shared.saw(Event::ShadowRefused, None);
-        return Way::Pass(inner, Request::from_parts(parts, body));
+        return Way::Pass(inner, Box::new(Request::from_parts(*parts, body)));
     }
     Way::Refused(refusal)
 }
@@ -247,7 +249,7 @@ fn in_the_body(
 async fn keyed<S, ReqBody, ResBody>(
     shared: Arc<Shared>,
     inner: S,
-    parts: Parts,
+    parts: Box<Parts>,
     body: ReqBody,
     found: Option<Found>,
 ) -> Result<Response<Body>, S::Error>
@@ -262,14 +264,14 @@ where
 {
     let mut job = match prepare(&shared, inner, parts, body, found).await {
         Way::Run(job) => job,
-        Way::Pass(mut inner, request) => return pass(inner.call(request)).await,
+        Way::Pass(mut inner, request) => return pass(inner.call(*request)).await,
         Way::Refused(Refusal(kind, detail)) => return Ok(shared.refused(kind, detail)),
     };
     let target = shared.target.as_ref().map(|target| target(&job.parts));
     let asked = run::asked(&shared, &job.parts, &job.body, target.as_deref());
     job.fingerprint = fingerprint::of(asked, &shared.config.profile).await;
     if shared.config.mode == Mode::Shadow {
-        return run::shadow(&shared, job).await;
+        return Box::pin(run::shadow(&shared, job)).await;
     }
     let mut deadline = None;
     loop {
@@ -292,7 +294,7 @@ where
                 let Some(waiter) = shared.waiters.subscribe(&same.key, per_key, all) else {
                     return Ok(shared.still_running(&same.key));
                 };
-                match waiter.wait(&*shared.store, lease_left, deadline).await {
+                match Box::pin(waiter.wait(&*shared.store, lease_left, deadline)).await {
                     WaitEnd::Changed => job = *same,
                     WaitEnd::TimedOut => return Ok(shared.still_running(&same.key)),
                 }

@@ -1,6 +1,7 @@
 //! Keys in memory.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
@@ -75,15 +76,25 @@ impl Inner {
         now: Timestamp,
         decide: impl FnOnce(Option<Record>) -> (Option<Record>, R),
     ) -> R {
-        let before = self.records.get(key);
-        let (after, reply) = decide(before.cloned());
-        if step::changes(before, after.as_ref(), now) {
-            match after {
-                Some(record) => self.records.insert(key.clone(), record),
-                None => self.records.remove(key),
-            };
+        match self.records.entry(key.clone()) {
+            Entry::Occupied(mut slot) => {
+                let (after, reply) = decide(Some(slot.get().clone()));
+                if step::changes(Some(slot.get()), after.as_ref(), now) {
+                    match after {
+                        Some(record) => *slot.get_mut() = record,
+                        None => drop(slot.remove()),
+                    }
+                }
+                reply
+            }
+            Entry::Vacant(slot) => {
+                let (after, reply) = decide(None);
+                if let Some(record) = after {
+                    slot.insert(record);
+                }
+                reply
+            }
         }
-        reply
     }
 }
 

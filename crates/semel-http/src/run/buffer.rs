@@ -13,7 +13,7 @@ use crate::body::{Body, Gathered};
 /// How far reading came.
 pub(super) enum Buffered {
     /// To the end, within the limit.
-    Whole(Bytes, Option<HeaderMap>),
+    Whole(Bytes, Option<Box<HeaderMap>>),
     /// Not to the end: the body is too long or has no end. These frames were read already and go first.
     Stream(VecDeque<Frame<Bytes>>),
 }
@@ -25,7 +25,7 @@ pub(super) async fn buffer(headers: &HeaderMap, body: &mut Body, max: usize) -> 
         return Ok(Buffered::Stream(read));
     }
     let mut bytes = Gathered::default();
-    let mut trailers: Option<HeaderMap> = None;
+    let mut trailers: Option<Box<HeaderMap>> = None;
     let too_much = loop {
         let Some(frame) = next_frame(body).await? else {
             return Ok(Buffered::Whole(bytes.whole(), trailers));

@@ -40,24 +40,26 @@ pub(super) async fn finish<E>(
     match produced {
         Ok(Produced::Whole(parts, body, trailers, ending)) => {
             let keep_for = parts.extensions.get::<KeepFor>().map(|asked| asked.0);
-            let outcome = outcome::whole(ending, &parts, trailers.as_ref(), &body);
+            let outcome = outcome::whole(ending, &parts, trailers.as_deref(), &body);
             let until = match complete(shared, owned, outcome, keep_for).await {
-                Stored::Lost => return Ok(what_the_record_says(shared, owned).await),
+                Stored::Lost => return Ok(Box::pin(what_the_record_says(shared, owned)).await),
                 Stored::Until(until) => Some(until),
                 Stored::Later => None,
             };
-            let mut response = Response::from_parts(parts, Body::with_trailers(body, trailers));
+            let mut response = Response::from_parts(*parts, Body::with_trailers(body, trailers));
             shared.stamp(&mut response, outcome::word(ending), until);
             Ok(response)
         }
-        Ok(Produced::Unstored(response, ending)) => Ok(unstored(shared, owned, response, ending).await),
+        Ok(Produced::Unstored(response, ending)) => {
+            Ok(Box::pin(unstored(shared, owned, *response, ending)).await)
+        }
         Ok(Produced::Failed(error)) => {
-            release::abandon(shared, owned).await;
+            Box::pin(release::abandon(shared, owned)).await;
             Err(error)
         }
         Ok(Produced::Broken(why)) => {
             tracing::error!(key = %owned.key, %why, "a run ended without a whole answer; the key is unknown");
-            release::abandon(shared, owned).await;
+            Box::pin(release::abandon(shared, owned)).await;
             let answer = match &why {
                 Broken::Body(error) => problem_in(&**error).map(|problem| shared.answer(problem)),
                 Broken::Panic(_) | Broken::NobodyReads => None,
@@ -67,7 +69,7 @@ pub(super) async fn finish<E>(
             Ok(answer.unwrap_or_else(|| shared.problem(ProblemKind::HandlerFailed, detail)))
         }
         // A stream has an end of its own: `stream`.
-        Ok(Produced::Stream(_)) | Err(Stopped) => Ok(what_the_record_says(shared, owned).await),
+        Ok(Produced::Stream(_)) | Err(Stopped) => Ok(Box::pin(what_the_record_says(shared, owned)).await),
     }
 }
 

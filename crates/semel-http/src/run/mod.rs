@@ -49,9 +49,9 @@ use crate::shared::{Place, Shared};
 
 /// A keyed request, ready to run.
 pub(crate) struct Job<S> {
-    pub(crate) parts: Parts,
+    pub(crate) parts: Box<Parts>,
     pub(crate) body: Bytes,
-    pub(crate) trailers: Option<HeaderMap>,
+    pub(crate) trailers: Option<Box<HeaderMap>>,
     pub(crate) key: Key,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) inner: S,
@@ -61,7 +61,7 @@ impl<S> Job<S> {
     /// The request as the handler gets it.
     fn request(self) -> (S, Request<Body>) {
         let body = Body::with_trailers(self.body, self.trailers);
-        (self.inner, Request::from_parts(self.parts, body))
+        (self.inner, Request::from_parts(*self.parts, body))
     }
 }
 
@@ -131,7 +131,7 @@ where
         match claim::claim(&shared, &claim).await {
             Err(claim::NoReply::Full) => break shared.store_full(&job.key),
             Err(claim::NoReply::Away) if shared.config.outage == Outage::Open => {
-                return Turn::Answer(open::pass(&shared, job).await);
+                return Turn::Answer(Box::pin(open::pass(&shared, job)).await);
             }
             Err(claim::NoReply::Away) => break shared.no_store(&job.key),
             Ok(ClaimReply::Granted { lease, attempt, .. }) => {
@@ -155,13 +155,21 @@ where
             }) => break replay::done(&shared, &job.key, &outcome, retain_until),
             Ok(ClaimReply::Unknown { token }) => {
                 // Once: what the hook has settled and is unknown again is another run's.
-                if settled || !reconcile::settle(&shared, &job.key, token).await {
+                if settled || !Box::pin(reconcile::settle(&shared, &job.key, token)).await {
                     break shared.unknown(&job.key);
                 }
                 settled = true;
             }
             Ok(ClaimReply::Mismatch) => {
-                match mismatch::judge(&shared, &job.key, job.fingerprint, &job.parts, &job.body).await {
+                match Box::pin(mismatch::judge(
+                    &shared,
+                    &job.key,
+                    job.fingerprint,
+                    &job.parts,
+                    &job.body,
+                ))
+                .await
+                {
                     mismatch::Judged::Same(fingerprint) if !recomputed => {
                         job.fingerprint = fingerprint;
                         recomputed = true;

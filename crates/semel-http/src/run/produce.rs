@@ -20,11 +20,11 @@ use crate::shared::Shared;
 /// What came of a handler.
 pub(super) enum Produced<E> {
     /// A whole answer, to be stored first and sent then.
-    Whole(Parts, Bytes, Option<HeaderMap>, Ending),
+    Whole(Box<Parts>, Bytes, Option<Box<HeaderMap>>, Ending),
     /// One that cannot be kept: it is sent on as it comes.
     Stream(Box<Head>),
     /// An answer that is not to be stored.
-    Unstored(Response<Body>, Ending),
+    Unstored(Box<Response<Body>>, Ending),
     /// The service failed, without an answer.
     Failed(E),
     /// It panicked or its body broke, before anything was sent.
@@ -76,7 +76,7 @@ where
     match ending {
         Ending::Store | Ending::Refuse | Ending::Forget => {}
         Ending::Release | Ending::Unknown | Ending::Defer => {
-            return Produced::Unstored(response.map(Body::new), ending);
+            return Produced::Unstored(Box::new(response.map(Body::new)), ending);
         }
     }
     let (parts, body) = response.into_parts();
@@ -98,7 +98,7 @@ fn whole<E>(
     shared: &Shared,
     parts: Parts,
     bytes: Bytes,
-    trailers: Option<HeaderMap>,
+    trailers: Option<Box<HeaderMap>>,
     ending: Ending,
 ) -> Produced<E> {
     if let (Some(fields), Ending::Store, None, true) = (
@@ -109,12 +109,10 @@ fn whole<E>(
     ) && let Some(ending @ (Ending::Release | Ending::Unknown)) =
         grpc::judge(fields, shared.config.status.distrust_unavailable)
     {
-        return Produced::Unstored(
-            Response::from_parts(parts, Body::with_trailers(bytes, trailers)),
-            ending,
-        );
+        let response = Response::from_parts(parts, Body::with_trailers(bytes, trailers));
+        return Produced::Unstored(Box::new(response), ending);
     }
-    Produced::Whole(parts, bytes, trailers, ending)
+    Produced::Whole(Box::new(parts), bytes, trailers, ending)
 }
 
 /// What the answer means for its key, by the service's policy and by the handler's own word.

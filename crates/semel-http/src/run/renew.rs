@@ -1,7 +1,7 @@
 //! Renewing a claim while its handler runs.
 
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,6 +34,16 @@ pub(super) async fn renew_while<T>(
             return Ok(done);
         }
     }
+    // Boxed: this is seldom needed, and the room for it would be taken for each request.
+    Box::pin(renew_slowly(shared, owned, began, work)).await
+}
+
+async fn renew_slowly<T>(
+    shared: &Arc<Shared>,
+    owned: &Owned,
+    began: Duration,
+    mut work: Pin<&mut impl Future<Output = T>>,
+) -> Result<T, Stopped> {
     let end = Deadline::new(owned.asked_at, shared.config.lease_ms);
     {
         let mut renewal = pin!(renew(shared, owned, began, &end));

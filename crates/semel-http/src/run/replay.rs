@@ -37,7 +37,7 @@ pub(super) fn done(
             return replayed(shared.problem(ProblemKind::AnswerNotKept, detail));
         }
     };
-    let trailers = (!stored.trailers.is_empty()).then(|| stored.trailers.into_iter().collect());
+    let trailers = (!stored.trailers.is_empty()).then(|| Box::new(stored.trailers.into_iter().collect()));
     let body = match stored.status {
         // These have no body whatever the handler gave (RFC 9110, 15.3.5, 15.3.6, 15.4.5).
         StatusCode::NO_CONTENT | StatusCode::RESET_CONTENT | StatusCode::NOT_MODIFIED => Body::empty(),
