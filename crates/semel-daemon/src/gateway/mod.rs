@@ -50,8 +50,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::{Request, Response};
-use semel_core::{KeyStore, limits};
-use semel_http::{Idempotency, IdempotencyLayer};
+use semel_core::{Key, KeyStore, limits};
+use semel_http::{Event, Idempotency, IdempotencyLayer};
 use tokio_util::sync::CancellationToken;
 use tower::{Layer as _, Service as _};
 
@@ -90,7 +90,7 @@ impl Live {
         let layers = config
             .routes
             .iter()
-            .map(|route| layer(&config.name, route, Arc::clone(keys)))
+            .map(|route| layer(&config.name, route, Arc::clone(keys), Arc::clone(stats)))
             .collect::<Result<Vec<_>, _>>()
             .map_err(|limit| limit.to_string())?;
         let threads = (0..threads.max(1))
@@ -126,8 +126,11 @@ fn layer(
     gateway: &str,
     route: &RouteConfig,
     keys: Arc<dyn KeyStore>,
+    stats: Arc<Stats>,
 ) -> Result<IdempotencyLayer, limits::LimitExceeded> {
-    let builder = IdempotencyLayer::builder(keys).config(route.layer.clone());
+    let builder = IdempotencyLayer::builder(keys)
+        .config(route.layer.clone())
+        .observer(move |event: Event, _: Option<&Key>| stats.key(event));
     match &route.principal {
         Principal::Anonymous => builder.anonymous_scope(&format!("gateway/{gateway}")),
         Principal::Header(header) | Principal::Auth { header, .. } => {
@@ -221,6 +224,15 @@ impl Gateway {
     }
 }
 
+/// Whether a request of this route may have a key, so that its caller must be known.
+fn may_be_keyed(route: &RouteConfig, headers: &http::HeaderMap) -> bool {
+    let layer = &route.layer;
+    route.key == KeyRule::Required
+        || !layer.body_keys.is_empty()
+        || headers.contains_key(&layer.header)
+        || layer.aliases.iter().any(|alias| headers.contains_key(alias))
+}
+
 impl Served {
     async fn call(
         &self,
@@ -230,7 +242,7 @@ impl Served {
     ) -> Response<Reply> {
         let (mut parts, body) = request.into_parts();
         if let Some(asker) = &self.asker {
-            let keyed = route.key == KeyRule::Required || parts.headers.contains_key(&route.layer.header);
+            let keyed = may_be_keyed(route, &parts.headers);
             if keyed && let Err(refused) = asker.name(&mut parts).await {
                 return *refused;
             }

@@ -10,6 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use semel_core::{Clock as _, SystemClock};
+use semel_http::Event;
 use semel_http::headers::{IDEMPOTENT_REPLAYED, SEMEL_OUTCOME};
 use semel_http::policy::OutcomeWord;
 
@@ -24,6 +25,8 @@ pub(crate) struct Stats {
     metrics: GatewayMetrics,
     /// By outcome, replayed or not, first digit of the status.
     answered: [[[OnceLock<Counter>; 6]; 2]; 6],
+    /// By what keyed requests came to, in the order of `Event::ALL`.
+    keys: Vec<Counter>,
     in_flight: Gauge<i64, AtomicI64>,
     tunnels: Gauge<i64, AtomicI64>,
     latency: Histogram,
@@ -65,6 +68,13 @@ impl Stats {
         Arc::new(Self {
             name: name.to_owned(),
             answered: Default::default(),
+            keys: Event::ALL
+                .iter()
+                .map(|event| {
+                    let labels = [("gateway", name.to_owned()), ("event", event.as_str().to_owned())];
+                    metrics.keys.get_or_create(&labels).clone()
+                })
+                .collect(),
             in_flight: metrics.in_flight.get_or_create(&labels).clone(),
             tunnels: metrics.tunnels.get_or_create(&labels).clone(),
             latency: metrics.latency.get_or_create(&labels).clone(),
@@ -93,6 +103,14 @@ impl Stats {
     /// The upstream took this long to the head of its answer.
     pub(crate) fn answered_after(&self, time: Duration) {
         self.latency.observe(time.as_secs_f64());
+    }
+
+    /// Counts what a keyed request came to.
+    pub(crate) fn key(&self, event: Event) {
+        let at = Event::ALL.iter().position(|known| *known == event);
+        if let Some(counter) = at.and_then(|at| self.keys.get(at)) {
+            counter.inc();
+        }
     }
 
     /// Counts an answer.

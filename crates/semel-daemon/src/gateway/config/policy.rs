@@ -5,6 +5,8 @@ use std::time::Duration;
 use http::header::HeaderName;
 use http::{Method, StatusCode};
 use semel_core::{OwnerLost, limits};
+use semel_http::key::KeyForm;
+use semel_http::{BodyKey, Mode, Outage, Pointer, Profile};
 
 use super::super::path::{PATTERN_FIX, Pattern};
 use super::{KeyRule, Principal, ROUTE, RouteConfig, Sending, ms};
@@ -213,7 +215,26 @@ fn layer(table: &Table<'_>, base: &semel_http::Config) -> semel_http::Config {
         tombstone_ms: ms("tombstone_ms", 0..=retention, base.keep.tombstone_ms),
     };
     let words = [("hold", OwnerLost::Hold), ("rerun", OwnerLost::Rerun)];
+    let forms = [("lenient", KeyForm::Lenient), ("strict", KeyForm::Strict)];
+    let outages = [("closed", Outage::Closed), ("open", Outage::Open)];
+    let profiles = [("raw", 0), ("json", 1), ("form", 2), ("multipart", 3)];
+    let profile = table.word("fingerprint", &profiles).map(|word| match word {
+        1 => Profile::Json,
+        2 => Profile::Form,
+        3 => Profile::Multipart,
+        _ => Profile::Raw,
+    });
     semel_http::Config {
+        aliases: key_headers(table).unwrap_or_else(|| base.aliases.clone()),
+        body_keys: key_pointers(table).unwrap_or_else(|| base.body_keys.clone()),
+        key_form: table.word("key_form", &forms).unwrap_or(base.key_form),
+        profile: profile.unwrap_or_else(|| base.profile.clone()),
+        outage: table.word("outage", &outages).unwrap_or(base.outage),
+        mode: match table.boolean("shadow") {
+            Some(true) => Mode::Shadow,
+            Some(false) => Mode::Enforce,
+            None => base.mode,
+        },
         request_bytes_max: count("request_bytes_max", 0..=1 << 30, base.request_bytes_max),
         response_bytes_max: count(
             "response_bytes_max",
@@ -236,6 +257,32 @@ fn layer(table: &Table<'_>, base: &semel_http::Config) -> semel_http::Config {
         },
         ..base.clone()
     }
+}
+
+fn key_headers(table: &Table<'_>) -> Option<Vec<HeaderName>> {
+    let mut headers = Vec::new();
+    for name in table.texts("key_headers")? {
+        match HeaderName::from_bytes(name.value.as_bytes()) {
+            Ok(header) => headers.push(header),
+            Err(_) => table.mistake(
+                name.span,
+                "this is no name of a header",
+                "write it like \"X-Idempotency-Key\"",
+            ),
+        }
+    }
+    Some(headers)
+}
+
+fn key_pointers(table: &Table<'_>) -> Option<Vec<BodyKey>> {
+    let mut pointers = Vec::new();
+    for text in table.texts("key_pointers")? {
+        match Pointer::new(text.value) {
+            Ok(pointer) => pointers.push(BodyKey::Json(pointer)),
+            Err(error) => table.mistake(text.span, error.to_string(), "write it like \"/request_id\""),
+        }
+    }
+    Some(pointers)
 }
 
 fn release_on(table: &Table<'_>) -> Option<Vec<StatusCode>> {

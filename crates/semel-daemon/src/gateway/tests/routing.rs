@@ -78,3 +78,50 @@ async fn no_spelling_of_a_path_passes_by_the_route_that_requires_a_key_and_each_
     }
     assert_eq!(upstream.count(), 12);
 }
+
+#[tokio::test]
+async fn a_route_says_where_its_key_stands_and_what_counts_as_the_same_body() {
+    let upstream = Upstream::start(|n| answer("200 OK", &[], &n.to_string())).await;
+    let lines = "key = \"required\"\nkey_headers = [\"X-Request-Id\"]\nkey_pointers = [\"/id\"]\nfingerprint = \"json\"";
+    let world = World::new(upstream.address, lines);
+    let send = async |headers: &[(&'static str, &'static str)], body: &'static str| {
+        let mut request = request("POST", "/orders", "x");
+        request.headers_mut().remove("idempotency-key");
+        for (name, value) in headers {
+            request
+                .headers_mut()
+                .insert(*name, http::HeaderValue::from_static(value));
+        }
+        *request.body_mut() = axum::body::Body::from(body);
+        let answer = world.send(request).await;
+        (answer.status, answer.replayed())
+    };
+    assert_eq!(
+        send(&[("x-request-id", "a")], "{\"a\":1,\"b\":2}").await,
+        (200, false)
+    );
+    assert_eq!(
+        send(&[("idempotency-key", "a")], "{ \"b\": 2, \"a\": 1 }").await,
+        (200, true)
+    );
+    assert_eq!(send(&[], "{\"id\":\"b\"}").await, (200, false));
+    assert_eq!(
+        send(&[("x-request-id", "b")], "{\"id\":\"b\"}").await,
+        (200, true)
+    );
+    assert_eq!(send(&[("x-request-id", "c")], "{\"id\":\"b\"}").await.0, 400);
+    assert_eq!(send(&[], "{}").await.0, 400);
+    assert_eq!(upstream.count(), 2);
+}
+
+#[tokio::test]
+async fn in_shadow_nothing_is_refused_and_nothing_replayed() {
+    let upstream = Upstream::start(|_| answer("200 OK", &[], "")).await;
+    let world = World::new(upstream.address, "key = \"required\"\nshadow = true");
+    for _ in 0..2 {
+        let passed = world.send(request("POST", "/orders", "a")).await;
+        assert_eq!((passed.status, passed.replayed()), (200, false));
+    }
+    assert_eq!(without_key(&world, "POST", "/orders").await.0, 200);
+    assert_eq!(upstream.count(), 3);
+}

@@ -27,6 +27,7 @@ type ByGateway<M, C = fn() -> M> = Family<[(&'static str, String); 1], M, C>;
 #[derive(Debug, Clone)]
 pub(crate) struct GatewayMetrics {
     pub(crate) answered: Family<GatewayLabels, Counter>,
+    pub(crate) keys: Family<[(&'static str, String); 2], Counter>,
     pub(crate) in_flight: ByGateway<Gauge>,
     pub(crate) tunnels: ByGateway<Gauge>,
     pub(crate) latency: ByGateway<Histogram>,
@@ -39,6 +40,7 @@ impl GatewayMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
             answered: Family::default(),
+            keys: Family::default(),
             in_flight: Family::new_with_constructor(Gauge::default),
             tunnels: Family::new_with_constructor(Gauge::default),
             // 0.5 ms to 16 s.
@@ -51,6 +53,11 @@ impl GatewayMetrics {
             "gateway_requests",
             "Requests through a gateway, by outcome, replay and first digit of the status",
             metrics.answered.clone(),
+        );
+        registry.register(
+            "gateway_keys",
+            "Requests with a key, by what they came to; store_down and open_passed tell of a store that is away",
+            metrics.keys.clone(),
         );
         registry.register(
             "gateway_in_flight",
