@@ -13,6 +13,7 @@ mod gateway;
 mod harness;
 mod http;
 mod keys;
+mod keys_redis;
 mod load;
 mod machine;
 mod relay;
@@ -47,6 +48,8 @@ enum Bench {
     Keys,
     /// The batcher of keys on SQLite against a group commit by hand (a part of `keys`).
     KeysBatched,
+    /// Keys on Redis, single and gathered, against a hash and two scripts by hand.
+    KeysRedis,
     /// The HTTP layer on three stores against bare axum.
     Http,
     /// The gateway against nginx, where nginx, wrk and a `semel` built the same way are there.
@@ -93,6 +96,9 @@ async fn main() {
     }
     if matches!(cli.bench, Bench::KeysBatched) {
         keys::batched(plan).await;
+    }
+    if all || matches!(cli.bench, Bench::KeysRedis) {
+        keys_redis::run(plan).await;
     }
     if all || matches!(cli.bench, Bench::Http) {
         http::run(plan).await;

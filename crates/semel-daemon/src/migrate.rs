@@ -59,6 +59,7 @@ fn stores(args: &MigrateArgs) -> Result<Vec<StoreConfig>, String> {
             url,
             connections_max: 2,
             acquire_timeout: Duration::from_secs(10),
+            redis: config::store::RedisSettings::default(),
         }]);
     }
     let path = args.config.as_deref().unwrap_or(Path::new("semel.toml"));
@@ -76,7 +77,7 @@ fn stores(args: &MigrateArgs) -> Result<Vec<StoreConfig>, String> {
 fn print(stores: &[StoreConfig]) {
     let mut seen = Vec::new();
     for config in stores {
-        let kind = config.url.is_sqlite();
+        let kind = (config.url.is_sqlite(), config.url.is_redis());
         if !seen.contains(&kind) {
             seen.push(kind);
             out::data(store::script(&config.url).trim_end());
@@ -85,6 +86,9 @@ fn print(stores: &[StoreConfig]) {
 }
 
 async fn migrate(config: &StoreConfig) -> Result<String, semel_core::StoreError> {
+    if config.url.is_redis() {
+        return Ok(format!("{} ({}): nothing to install", config.name, config.url));
+    }
     let store = Store::open(config).await?;
     let ran = store.migrate().await;
     let known = store.schema_known();

@@ -7,6 +7,8 @@ use semel_core::store::{OutboxStore, SagaStore};
 use semel_core::{ErrorKind, KeyStore, StoreError};
 #[cfg(feature = "postgres")]
 use semel_postgres::Postgres;
+#[cfg(feature = "redis")]
+use semel_redis::Redis;
 use semel_sqlite::Sqlite;
 
 use crate::config::StoreConfig;
@@ -22,6 +24,9 @@ pub(crate) enum Store {
     Postgres(Postgres),
     /// This process, as long as it lives.
     Memory(Memory),
+    /// Keys and nothing else.
+    #[cfg(feature = "redis")]
+    Redis(Redis),
 }
 
 /// Keys of this process; its outbox and its sagas are empty, and the configuration lets nobody use them.
@@ -61,6 +66,24 @@ impl Store {
                 "open",
                 "this build of semel has no PostgreSQL; build it with: cargo build --release --features postgres",
             )),
+            #[cfg(feature = "redis")]
+            StoreUrl::Redis(url) => {
+                let mut redis = semel_redis::Config::new(url);
+                redis.cluster = config.redis.cluster;
+                redis.replicas_min = config.redis.replicas_min;
+                redis.connect_timeout = config.acquire_timeout;
+                redis.reply_timeout = config.acquire_timeout;
+                if let Some(prefix) = &config.redis.prefix {
+                    redis.prefix.clone_from(prefix);
+                }
+                Ok(Self::Redis(Redis::open(redis).await?))
+            }
+            #[cfg(not(feature = "redis"))]
+            StoreUrl::Redis(_) => Err(StoreError::new(
+                ErrorKind::Invalid,
+                "open",
+                "this build of semel has no Redis; build it with: cargo build --release --features redis",
+            )),
         }
     }
 
@@ -74,6 +97,9 @@ impl Store {
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => db.migrate().await,
             Self::Memory(_) => Ok(0),
+            // There is nothing to install.
+            #[cfg(feature = "redis")]
+            Self::Redis(_) => Ok(0),
         }
     }
 
@@ -87,6 +113,9 @@ impl Store {
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => db.schema_version().await,
             Self::Memory(_) => Ok(self.schema_known()),
+            // Redis has none; what can be wrong with it are its settings.
+            #[cfg(feature = "redis")]
+            Self::Redis(db) => db.check().await.map(|()| self.schema_known()),
         }
     }
 
@@ -98,6 +127,8 @@ impl Store {
             Self::Postgres(_) => semel_postgres::SCHEMA_VERSION,
             // There is none.
             Self::Memory(_) => 1,
+            #[cfg(feature = "redis")]
+            Self::Redis(_) => 1,
         }
     }
 
@@ -126,27 +157,39 @@ impl Store {
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => Arc::new(db.clone()),
             Self::Memory(memory) => memory.0.clone(),
+            #[cfg(feature = "redis")]
+            Self::Redis(db) => Arc::new(db.clone()),
         }
     }
 
     /// Its sagas.
-    pub(crate) fn sagas(&self) -> Arc<dyn SagaStore> {
-        match self {
+    ///
+    /// # Errors
+    /// It holds keys and nothing else; the configuration was to refuse it.
+    pub(crate) fn sagas(&self) -> Result<Arc<dyn SagaStore>, StoreError> {
+        Ok(match self {
             Self::Sqlite(db) => Arc::new(db.clone()),
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => Arc::new(db.clone()),
             Self::Memory(_) => Arc::new(MemorySagas::default()),
-        }
+            #[cfg(feature = "redis")]
+            Self::Redis(_) => return Err(keys_only()),
+        })
     }
 
     /// Its outbox.
-    pub(crate) fn outbox(&self) -> Arc<dyn OutboxStore> {
-        match self {
+    ///
+    /// # Errors
+    /// It holds keys and nothing else; the configuration was to refuse it.
+    pub(crate) fn outbox(&self) -> Result<Arc<dyn OutboxStore>, StoreError> {
+        Ok(match self {
             Self::Sqlite(db) => Arc::new(db.clone()),
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => Arc::new(db.clone()),
             Self::Memory(_) => Arc::new(MemoryOutbox::default()),
-        }
+            #[cfg(feature = "redis")]
+            Self::Redis(_) => return Err(keys_only()),
+        })
     }
 
     /// Shards of a stream when the configuration does not say: as many as processes may want to share.
@@ -155,6 +198,8 @@ impl Store {
             Self::Sqlite(_) | Self::Memory(_) => 1,
             #[cfg(feature = "postgres")]
             Self::Postgres(_) => 4,
+            #[cfg(feature = "redis")]
+            Self::Redis(_) => 1,
         }
     }
 
@@ -165,8 +210,16 @@ impl Store {
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => db.close().await,
             Self::Memory(_) => {}
+            #[cfg(feature = "redis")]
+            Self::Redis(db) => db.close(),
         }
     }
+}
+
+#[cfg(feature = "redis")]
+fn keys_only() -> StoreError {
+    let text = "a Redis holds keys only; name an SQL store for this role";
+    StoreError::new(ErrorKind::Invalid, "open", text).with_code("SEM0239")
 }
 
 /// Reading connections to a SQLite file at most: each is a thread.
@@ -181,5 +234,6 @@ pub(crate) fn script(url: &StoreUrl) -> String {
         StoreUrl::Postgres(_) => semel_postgres::script(),
         #[cfg(not(feature = "postgres"))]
         StoreUrl::Postgres(_) => String::new(),
+        StoreUrl::Redis(_) => "-- Redis: nothing to install".to_owned(),
     }
 }

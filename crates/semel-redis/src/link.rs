@@ -102,6 +102,11 @@ impl Link {
             let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
             Ok(info.set_redis_settings(settings))
         };
+        #[cfg(feature = "tls")]
+        if config.url.contains("rediss://") {
+            // Fails where the process has chosen one already: then that one is used.
+            let _chosen = rustls::crypto::ring::default_provider().install_default();
+        }
         let target = if config.cluster {
             let nodes: Result<Vec<_>, _> = config.url.split(',').map(|url| info(url.trim())).collect();
             Target::Cluster(nodes.map_err(failed)?)

@@ -3,7 +3,7 @@
 //! Runs that have not ended are in the registries; all others are found by going through the keyspace. A record that is
 //! moved by Redis between two pages may be shown twice; none that is there all the time is left out.
 
-use semel_core::claim::StateName;
+use semel_core::claim::{Record, StateName};
 use semel_core::store::{KeyPage, KeyQuery, KeyStore as _};
 use semel_core::{ErrorKind, Key, StoreError, Timestamp, limits};
 
@@ -105,7 +105,7 @@ impl Redis {
             }
         }
         for ((key, reply), token) in keys.iter().zip(self.read_many(&keys).await).zip(tokens) {
-            let record = reply?;
+            let record = readable(key, reply)?;
             // An entry of an older run of the key is left over.
             if let Some(record) = record
                 && record.lease().is_some_and(|lease| lease.token == token)
@@ -140,7 +140,8 @@ impl Redis {
         let mut shown = 0;
         for chunk in keys.chunks(limits::BATCH_ITEMS_MAX) {
             for (key, reply) in chunk.iter().zip(self.read_many(chunk).await) {
-                let Some((key, record)) = reply?.and_then(|record| query.shows(key, &record, Timestamp(0)))
+                let record = readable(key, reply)?;
+                let Some((key, record)) = record.and_then(|record| query.shows(key, &record, Timestamp(0)))
                 else {
                     continue;
                 };
@@ -157,6 +158,17 @@ impl Redis {
             0 => None,
             cursor => Some(From::Space(node, cursor, Vec::new())),
         })
+    }
+}
+
+/// A record that cannot be read is logged and left out: it must not hide all others.
+fn readable(key: &Key, reply: Result<Option<Record>, StoreError>) -> Result<Option<Record>, StoreError> {
+    match reply {
+        Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Invalid) => {
+            tracing::warn!(%key, %error, "left out of a list");
+            Ok(None)
+        }
+        reply => reply,
     }
 }
 

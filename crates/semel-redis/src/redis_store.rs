@@ -29,6 +29,8 @@ struct Inner {
     durable: AtomicBool,
     /// Why claims are refused now.
     refusal: Mutex<Option<StoreError>>,
+    /// What was logged last about what a crash may cost.
+    said: Mutex<Option<String>>,
     /// When the settings are looked at again, by this process's monotonic clock in µs.
     next_check: AtomicI64,
     ended: Mutex<Vec<Vec<Token>>>,
@@ -51,11 +53,7 @@ impl Redis {
     /// `Invalid` for settings that do not fit, `Unavailable` when the server cannot be reached.
     pub async fn connect(config: Config) -> Result<Self, StoreError> {
         let store = Self::open(config).await?;
-        let facts = store.facts().await?;
-        store.judge(&facts)?;
-        for warning in facts.iter().filter_map(Facts::warning) {
-            tracing::warn!("{warning}");
-        }
+        store.check().await?;
         Ok(store)
     }
 
@@ -75,6 +73,7 @@ impl Redis {
             hints,
             durable: AtomicBool::new(false),
             refusal: Mutex::new(None),
+            said: Mutex::default(),
             next_check: AtomicI64::new(0),
             ended: Mutex::new(vec![Vec::new(); usize::from(TAGS)]),
             place: Mutex::default(),
@@ -92,7 +91,8 @@ impl Redis {
         health::ask(&self.0.link).await
     }
 
-    /// Looks at the servers' settings now; claims are refused from now on if they do not fit, and no longer if they do.
+    /// Looks at the servers' settings now; claims are refused from now on if they do not fit, and no longer if they do. What
+    /// a crash may cost is logged when it is new.
     ///
     /// # Errors
     /// What is wrong, or that they cannot be asked.
@@ -103,6 +103,15 @@ impl Redis {
     fn judge(&self, facts: &[Facts]) -> Result<(), StoreError> {
         let durable = !facts.is_empty() && facts.iter().all(Facts::is_durable);
         self.0.durable.store(durable, Ordering::Relaxed);
+        let warning = facts.iter().find_map(Facts::warning);
+        let mut said = self.0.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if *said != warning {
+            if let Some(warning) = &warning {
+                tracing::warn!("{warning}");
+            }
+            *said = warning;
+        }
+        drop(said);
         let judged = health::judge(facts, self.0.link.is_cluster());
         let mut refusal = self.0.refusal.lock().unwrap_or_else(PoisonError::into_inner);
         *refusal = judged.clone().err();

@@ -5,11 +5,14 @@
 //! that compares what it replaces.
 
 use async_trait::async_trait;
+use futures_util::join;
 use semel_core::claim::{
     Abandonment, Claim, ClaimReply, Completion, Extension, Lease, LeaseReply, Record, Release, Settlement,
     SweepReport, Token, Verdict, step,
 };
-use semel_core::store::{Capabilities, Hint, KeyPage, KeyQuery, KeyStore, Replies, Usage};
+use semel_core::store::{
+    Batching, Capabilities, Hint, KeyPage, KeyQuery, KeyStore, MixedBatch, MixedReplies, Replies, Usage,
+};
 use semel_core::{ErrorKind, Key, Scope, StoreError, Timestamp, crash_point};
 
 use crate::Redis;
@@ -96,6 +99,39 @@ impl KeyStore for Redis {
     async fn usage(&self, _scope: &Scope, _records_max: u64) -> Result<Usage, StoreError> {
         let text = "Redis cannot count the records of a scope; keep quotas on an SQL store, or do without";
         Err(StoreError::new(ErrorKind::Invalid, "usage", text))
+    }
+
+    fn batching(&self) -> Batching {
+        Batching {
+            mixes: true,
+            ..Batching::default()
+        }
+    }
+
+    async fn transact_many(&self, batch: &MixedBatch) -> MixedReplies {
+        // One after the other on the connection, in one round trip; ends of runs first.
+        let completions = async {
+            match &batch.completions[..] {
+                [] => Replies::new(),
+                some => self.complete_many(some).await,
+            }
+        };
+        let (completions, releases, abandonments, settlements, extensions, claims) = join!(
+            completions,
+            self.release_many(&batch.releases),
+            self.abandon_many(&batch.abandonments),
+            self.settle_many(&batch.settlements),
+            self.extend_many(&batch.extensions),
+            self.claim_many(&batch.claims),
+        );
+        MixedReplies {
+            completions,
+            releases,
+            abandonments,
+            settlements,
+            extensions,
+            claims,
+        }
     }
 
     async fn subscribe(&self, key: &Key) -> Option<Hint> {

@@ -33,7 +33,9 @@ pub(crate) async fn check(configs: &[StoreConfig], findings: &mut Vec<Finding>) 
             }
         };
         findings.push(Finding::ok(&part, "reachable", config.url.to_string()));
-        findings.push(schema(&part, &store, config.migrate).await);
+        if !config.url.is_redis() {
+            findings.push(schema(&part, &store, config.migrate).await);
+        }
         match durability(&part, &store).await {
             Ok(found) => findings.extend(found),
             Err(error) => findings.push(Finding::bad(
@@ -82,6 +84,9 @@ fn guarantee(part: &str, store: &Store) -> Finding {
     } else {
         "shared by processes of one machine"
     });
+    if !can.durable {
+        words.push("a crash of the store may forget the last answers");
+    }
     Finding::ok(part, "guarantee", words.join(", "))
 }
 
@@ -173,5 +178,41 @@ async fn durability(part: &str, store: &Store) -> Result<Vec<Finding>, sqlx::Err
             });
             Ok(findings)
         }
+        #[cfg(feature = "redis")]
+        Store::Redis(db) => Ok(redis(part, db).await),
     }
+}
+
+/// What each server of a Redis says about itself.
+#[cfg(feature = "redis")]
+async fn redis(part: &str, db: &semel_redis::Redis) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let judged = db.check().await;
+    let all = match db.facts().await {
+        Ok(all) => all,
+        Err(error) => return vec![Finding::failed(part, "settings", chain(&error))],
+    };
+    for facts in all {
+        let found = format!(
+            "Redis {}, {}, maxmemory-policy {}",
+            facts.version,
+            if facts.replica { "a replica" } else { "a primary" },
+            facts.policy
+        );
+        findings.push(Finding::ok(part, "settings", found));
+        let found = format!(
+            "appendonly {}, appendfsync {}, {} replicas",
+            if facts.append_only { "yes" } else { "no" },
+            facts.append_fsync.as_deref().unwrap_or("not readable"),
+            facts.replicas
+        );
+        findings.push(match facts.warning() {
+            None => Finding::ok(part, "durability", found),
+            Some(warning) => Finding::warn(part, "durability", found, warning),
+        });
+    }
+    if let Err(error) = judged {
+        findings.push(Finding::failed(part, "fits", chain(&error)));
+    }
+    findings
 }

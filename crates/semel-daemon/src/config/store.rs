@@ -31,8 +31,9 @@ const FIELDS: &[super::spec::Field] = &[
         "url",
         "store URL",
         "`sqlite:FILE` or `postgres://user:password@host:port/database`; \
-         a relative FILE is looked for beside the configuration file. `memory:` for gateways only: \
-         **everything is forgotten when semel stops**, so a retry after that is sent again",
+         a relative FILE is looked for beside the configuration file; for keys alone also \
+         `redis://user:password@host:port/database` or `rediss://`, several nodes of a cluster with commas between them. \
+         `memory:` for gateways only: **everything is forgotten when semel stops**, so a retry after that is sent again",
     ),
     field(
         "migrate",
@@ -50,7 +51,26 @@ const FIELDS: &[super::spec::Field] = &[
         "acquire_timeout_ms",
         "ms",
         "10000",
-        "how long a statement waits for a connection, or for another process that holds the SQLite file",
+        "how long a statement waits for a connection, or for another process that holds the SQLite file; \
+         Redis: how long connecting and each answer may take",
+    ),
+    field(
+        "cluster",
+        "true or false",
+        "false",
+        "Redis: whether it is a cluster",
+    ),
+    field(
+        "prefix",
+        "text",
+        "`semel`",
+        "Redis: what every name begins with; 1 to 64 letters, digits, `.`, `_` and `-`",
+    ),
+    field(
+        "replicas_min",
+        "number",
+        "0",
+        "Redis: replicas that must confirm each write in time, else its outcome is unknown; not in a cluster",
     ),
 ];
 
@@ -67,6 +87,54 @@ pub(crate) struct StoreConfig {
     pub(crate) connections_max: u32,
     /// How long to wait for one.
     pub(crate) acquire_timeout: std::time::Duration,
+    /// What only Redis has.
+    pub(crate) redis: RedisSettings,
+}
+
+/// What only Redis has.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct RedisSettings {
+    /// Whether it is a cluster.
+    pub(crate) cluster: bool,
+    /// What every name begins with, when the file says.
+    pub(crate) prefix: Option<String>,
+    /// Replicas that must confirm each write.
+    pub(crate) replicas_min: u32,
+}
+
+impl RedisSettings {
+    fn read(table: &Table<'_>, url: Option<&StoreUrl>) -> Self {
+        if url.is_some_and(|url| !url.is_redis()) {
+            for name in ["cluster", "prefix", "replicas_min"] {
+                if table.has(name) {
+                    let message = format!("`{name}` is a setting of Redis, and this store is none");
+                    table.mistake(table.span(), message, "leave it out");
+                }
+            }
+        }
+        let cluster = table.boolean("cluster").unwrap_or(false);
+        let replicas_min = table.number("replicas_min", 0..=100).unwrap_or(0);
+        if cluster && replicas_min > 0 {
+            let fix = "leave one of them out";
+            table.mistake(table.span(), "`replicas_min` does not work in a cluster", fix);
+        }
+        let prefix = table.text("prefix").map(|At { value, span }| {
+            let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+            if !(1..=64).contains(&value.len()) || !value.chars().all(plain) {
+                table.mistake(
+                    span,
+                    "this prefix cannot be used",
+                    "use 1 to 64 of a-z A-Z 0-9 - _ .",
+                );
+            }
+            value
+        });
+        Self {
+            cluster,
+            prefix,
+            replicas_min: u32::try_from(replicas_min).unwrap_or(u32::MAX),
+        }
+    }
 }
 
 /// Where a store is. Its `Debug` and `Display` leave passwords out.
@@ -78,6 +146,8 @@ pub(crate) enum StoreUrl {
     Postgres(String),
     /// This process, as long as it lives.
     Memory,
+    /// A server's URL, or several of a cluster's nodes.
+    Redis(String),
 }
 
 impl fmt::Display for StoreUrl {
@@ -90,6 +160,14 @@ impl fmt::Display for StoreUrl {
                 write!(f, "postgres://{}", rest.split('?').next().unwrap_or(""))
             }
             Self::Memory => f.write_str("memory:"),
+            Self::Redis(urls) => {
+                let shown = urls.split(',').map(|url| {
+                    let (scheme, rest) = url.trim().split_once("://").unwrap_or(("redis", ""));
+                    let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+                    format!("{scheme}://{}", rest.split(['?', '#']).next().unwrap_or(""))
+                });
+                f.write_str(&shown.collect::<Vec<_>>().join(","))
+            }
         }
     }
 }
@@ -110,7 +188,7 @@ pub(crate) struct UrlTrouble {
 }
 
 /// The schemes there are.
-const SCHEMES: [&str; 4] = ["sqlite", "postgres", "postgresql", "memory"];
+const SCHEMES: [&str; 6] = ["sqlite", "postgres", "postgresql", "redis", "rediss", "memory"];
 
 impl StoreUrl {
     /// Reads a URL; a relative SQLite file is taken from `folder`.
@@ -159,8 +237,24 @@ impl StoreUrl {
                 "the store URL names something after memory:".to_owned(),
                 "write memory: alone, and only where all keys may be forgotten when semel stops",
             )),
+            "redis" | "rediss" if !cfg!(feature = "redis") => Err(trouble(
+                "this build of semel has no Redis".to_owned(),
+                "build it with: cargo build --release --features redis",
+            )),
+            "redis" | "rediss" => {
+                let nodes = text.split(',').map(|url| url.trim().split_once("://"));
+                let each = |node: Option<(&str, &str)>| {
+                    node.is_some_and(|(one, rest)| one == scheme && !rest.is_empty())
+                };
+                if !nodes.into_iter().all(each) {
+                    let forms = "write redis://user:password@host:port/database, \
+                                 or for a cluster several of them with commas between";
+                    return Err(trouble("the store URL names no server".to_owned(), forms));
+                }
+                Ok(Self::Redis(text.to_owned()))
+            }
             other => {
-                let known = "known schemes: sqlite:, postgres://";
+                let known = "known schemes: sqlite:, postgres://, redis://, rediss://";
                 let fix = match nearest(other, SCHEMES.into_iter()) {
                     Some(near) => format!("did you mean `{near}`? {known}"),
                     None => known.to_owned(),
@@ -182,6 +276,11 @@ impl StoreUrl {
     pub(crate) const fn is_sqlite(&self) -> bool {
         matches!(self, Self::Sqlite(_))
     }
+
+    /// Whether it holds keys and nothing else.
+    pub(crate) const fn is_redis(&self) -> bool {
+        matches!(self, Self::Redis(_))
+    }
 }
 
 /// Reads one store's table.
@@ -195,8 +294,13 @@ pub(crate) fn read(name: &str, table: &Table<'_>, folder: &Path) -> Option<Store
     let migrate = table.boolean("migrate");
     let connections = table.number("connections_max", 2..=CONNECTIONS_MAX);
     let acquire = table.number("acquire_timeout_ms", 1..=600_000);
+    let redis = RedisSettings::read(table, url.as_ref());
     let url = url?;
+    if url.is_redis() {
+        table.is_for_keys_only(name);
+    }
     Some(StoreConfig {
+        redis,
         name: name.to_owned(),
         migrate: migrate.unwrap_or_else(|| url.is_sqlite()),
         url,
@@ -231,6 +335,8 @@ mod tests {
             ("sqlite:a.db?mode=ro", "the store URL has parameters"),
             ("mysql://u:hunter2@h/d", "unknown scheme `mysql` in the store URL"),
             ("postgres:", "the store URL names no server"),
+            ("redis://", "the store URL names no server"),
+            ("redis://u:hunter2@h,h2", "the store URL names no server"),
         ] {
             let trouble = parse(url).unwrap_err();
             assert_eq!(trouble.message, message, "{url}");
@@ -245,5 +351,7 @@ mod tests {
         let url = parse("postgres://u:p@ss@db:5432/shop?password=x").unwrap();
         assert_eq!(url.to_string(), "postgres://db:5432/shop");
         assert_eq!(format!("{url:?}"), "postgres://db:5432/shop");
+        let url = parse("rediss://u:p@ss@one:1/0,rediss://:x@two:2").unwrap();
+        assert_eq!(url.to_string(), "rediss://one:1/0,rediss://two:2");
     }
 }

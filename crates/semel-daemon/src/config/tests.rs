@@ -54,7 +54,7 @@ semel.toml:3:18: `body_bytes_max` must be a whole number, not text
 semel.toml:6:7: unknown scheme `mysql` in the store URL
   6 | url = "mysql://root:*******@db/x"
     |       ^^^^^^^^^^^^^^^^^^^^^^^^^^^
-    = known schemes: sqlite:, postgres://
+    = known schemes: sqlite:, postgres://, redis://, rediss://
 
 semel.toml:7:11: `migrate` must be true or false, not a whole number
   7 | migrate = 3
@@ -146,6 +146,41 @@ fn roles_name_stores_that_are_there() {
 
     let text = text.replace("\"order\"", "\"orders\"");
     assert_eq!(load(&text).unwrap().relays[0].store, "orders");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_redis_holds_keys_and_nothing_else() {
+    let stores =
+        "[store]\nurl = \"sqlite:s.db\"\n[stores.keys]\nurl = \"redis://u:hunter2@h\"\ncluster = true\n";
+    let gateway = "[[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:7081\"\nupstream = \"http://x\"\n\
+                   anonymous = true\nstore = \"keys\"\n";
+    let config = load(&format!("{stores}{gateway}")).unwrap();
+    assert_eq!(config.stores[1].url.to_string(), "redis://h");
+    assert!(config.stores[1].redis.cluster && !config.stores[1].migrate);
+    for role in [
+        "[[relay]]\nname = \"r\"\nsink = { webhook = { url = \"http://x\" } }\nstore = \"keys\"\n",
+        "[saga]\nstore = \"keys\"\n",
+    ] {
+        let shown = mistakes(&format!("{stores}{role}"));
+        assert!(
+            shown.contains("needs an SQL store; `keys` is a Redis, which holds keys only"),
+            "{shown}"
+        );
+        assert!(shown.contains("SEM0239") && !shown.contains("hunter2"), "{shown}");
+    }
+    let shown = mistakes("[store]\nurl = \"redis://h\"\n[saga]\n");
+    assert!(
+        shown.contains("[saga] needs an SQL store; `default` is a Redis"),
+        "{shown}"
+    );
+    let shown = mistakes("[store]\nurl = \"sqlite:s.db\"\nreplicas_min = 1\n");
+    assert!(
+        shown.contains("`replicas_min` is a setting of Redis, and this store is none"),
+        "{shown}"
+    );
+    let shown = mistakes("[store]\nurl = \"redis://h\"\nprefix = \"a:b\"\n");
+    assert!(shown.contains("this prefix cannot be used"), "{shown}");
 }
 
 #[test]

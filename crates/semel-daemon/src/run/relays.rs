@@ -58,7 +58,7 @@ impl Stream {
             () = stop.cancelled() => return Ok(()),
         };
         let sink = sinks::build(&self.config.sink)?;
-        let relay = Relay::new(store.outbox(), sink, self.settings(&store));
+        let relay = Relay::new(store.outbox()?, sink, self.settings(&store));
         let handle = relay.handle();
         self.context
             .metrics
@@ -127,7 +127,9 @@ pub(crate) fn start_counting(name: &str, store: &Handle, context: &Arc<Context>)
     let (name, store, metrics) = (name.to_owned(), store.clone(), Arc::clone(&context.metrics));
     let stop = context.stop.clone();
     let counting = async move {
-        let outbox = store.ready().await.outbox();
+        let Ok(outbox) = store.ready().await.outbox() else {
+            return;
+        };
         let mut orphans = Vec::new();
         // The relays register their streams first.
         let mut pause = Duration::from_secs(3);

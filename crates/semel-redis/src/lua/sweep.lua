@@ -12,7 +12,9 @@ for i = 1, #KEYS, 2 do
   n = n + 1
   replies[n] = 0
   -- Up to the withdrawn nonces and the digest: everything but the outcome.
-  local head = redis.call('GETRANGE', KEYS[i], 0, 89 + 16 * 8 + 31)
+  local head = redis.pcall('GETRANGE', KEYS[i], 0, 89 + 16 * 8 + 31)
+  -- Somebody else's data under one of our names.
+  if type(head) ~= 'string' then head = '' end
   local state = string.sub(head, 2, 2)
   local known = #head >= 89 and string.byte(head, 1) == 1
   if id ~= '' and (#head == 0 or (known and (string.sub(head, 4, 11) ~= token or (state ~= 'c' and state ~= 'u')))) then

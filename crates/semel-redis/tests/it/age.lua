@@ -6,8 +6,8 @@ repeat
   cursor = answer[1]
   for _, key in ipairs(answer[2]) do
     for _, at in ipairs({27, 35, 80}) do
-      local bytes = redis.call('GETRANGE', key, at, at + 7)
-      if #bytes == 8 then
+      local bytes = redis.pcall('GETRANGE', key, at, at + 7)
+      if type(bytes) == 'string' and #bytes == 8 then
         local time = struct.unpack('>i8', bytes)
         if time ~= 0 then
           redis.call('SETRANGE', key, at, struct.pack('>i8', time - ARGV[2]))

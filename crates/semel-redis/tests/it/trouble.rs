@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use semel_core::claim::{Claim, ClaimReply, LeaseReply};
+use semel_core::store::KeyQuery;
 use semel_core::{ErrorKind, KeyStore, KeyStoreExt, Retry};
 use semel_redis::{Config, Redis};
 use semel_testkit::laws::keys::{duplicate, is_ok};
@@ -187,6 +188,14 @@ async fn a_name_that_holds_something_else_fails_alone() {
     assert_eq!(replies[0].as_ref().unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(replies[1].as_ref().unwrap_err().kind(), ErrorKind::Corrupt);
     assert!(matches!(replies[2], Ok(ClaimReply::Busy { .. })), "{replies:?}");
+    // Neither sweeping nor listing stumbles over them.
+    raw.age_ms("semel", 100_000).await;
+    assert_eq!(store.sweep(10).await.unwrap().unknown, 1);
+    let query = KeyQuery {
+        limit: 10,
+        ..KeyQuery::default()
+    };
+    assert_eq!(store.list(&query).await.unwrap().records.len(), 1);
     let kind: String = raw.ask(&[b"TYPE", &name(&claims[0])]).await;
     assert_eq!(kind, "list");
 }

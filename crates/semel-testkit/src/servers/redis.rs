@@ -118,7 +118,7 @@ impl RedisServer {
     }
 
     fn try_cli(&self, arguments: &[&str]) -> Result<String, Output> {
-        let output = Command::new("redis-cli")
+        let output = program("redis-cli")
             .args(["-p", &self.port.to_string()])
             .args(arguments)
             .output()
@@ -156,10 +156,18 @@ impl Drop for RedisServer {
     }
 }
 
+/// Redis' program, from the folder that `SEMEL_TEST_REDIS_BIN` names, or from the path.
+fn program(name: &str) -> Command {
+    match std::env::var_os("SEMEL_TEST_REDIS_BIN") {
+        Some(folder) => Command::new(PathBuf::from(folder).join(name)),
+        None => Command::new(name),
+    }
+}
+
 fn launch(guard: &mut Guard, port: u16, arguments: &[String]) -> Child {
     let dir = guard.dir().to_owned();
     let log: PathBuf = dir.join("log");
-    let child = Command::new("redis-server")
+    let child = program("redis-server")
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
         .args(["--save", "", "--databases", &DATABASES.to_string()])
         .arg("--dir")
@@ -195,7 +203,7 @@ impl RedisCluster {
             .iter()
             .map(|node| format!("127.0.0.1:{}", node.port()))
             .collect();
-        let output = Command::new("redis-cli")
+        let output = program("redis-cli")
             .args(["--cluster", "create"])
             .args(&addresses)
             .args(["--cluster-yes"])

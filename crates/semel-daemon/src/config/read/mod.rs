@@ -29,6 +29,8 @@ pub(crate) struct Reader<'a> {
     secrets: RefCell<Vec<Range<usize>>>,
     /// The stores there are, right or wrong.
     stores: RefCell<Vec<String>>,
+    /// Those of them that hold keys and nothing else.
+    pub(super) keys_only: RefCell<Vec<String>>,
     /// Names already given, by header.
     names: RefCell<HashSet<(&'static str, String)>>,
     /// Streams that a relay publishes already, by store.
@@ -55,6 +57,7 @@ impl<'a> Reader<'a> {
             mistakes: RefCell::default(),
             secrets: RefCell::default(),
             stores: RefCell::default(),
+            keys_only: RefCell::default(),
             names: RefCell::default(),
             addresses: RefCell::default(),
             streams: RefCell::default(),

@@ -64,6 +64,27 @@ impl Table<'_> {
         Some(wanted.value)
     }
 
+    /// The same for a role that keeps more than keys: a store on Redis is a mistake.
+    pub(crate) fn sql_store(&self) -> Option<String> {
+        let store = self.store()?;
+        if self.reader.keys_only.borrow().contains(&store) {
+            let message = format!(
+                "{} needs an SQL store; `{store}` is a Redis, which holds keys only",
+                self.header()
+            );
+            let fix =
+                "name a SQLite, PostgreSQL or MySQL store with `store` (SEM0239); keep this one for gateways";
+            let span = self.text("store").map_or_else(|| self.span(), |name| name.span);
+            self.mistake(span, message, fix);
+        }
+        Some(store)
+    }
+
+    /// Notes that this store holds keys and nothing else.
+    pub(crate) fn is_for_keys_only(&self, store: &str) {
+        self.reader.keys_only.borrow_mut().push(store.to_owned());
+    }
+
     /// Two relays of one store cannot publish the same stream: it has one cursor and one sink.
     pub(crate) fn claim_stream(&self, stream: &At<String>) {
         let store = match self.raw("store").map(Spanned::get_ref) {

@@ -68,7 +68,7 @@ pub(crate) fn start(
 
 impl Api {
     fn store(&self) -> Result<Arc<dyn SagaStore>, Problem> {
-        let store = self.store.now().map(|store| store.sagas());
+        let store = self.store.now().and_then(|store| store.sagas().ok());
         store.ok_or_else(|| {
             Problem::unavailable("the store of sagas is not open: /readyz says why; nothing was done")
         })

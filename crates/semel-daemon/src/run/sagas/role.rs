@@ -68,7 +68,7 @@ impl Role {
             store = self.store.ready() => store,
             () = stop.cancelled() => return Ok(()),
         };
-        let sagas = store.sagas();
+        let sagas = store.sagas()?;
         let watched = Arc::new(Watched::new(Arc::clone(&sagas), self.part.clone()));
         let participants = Arc::new(HttpParticipants::default());
         let coordinator =
