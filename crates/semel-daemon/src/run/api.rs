@@ -50,6 +50,6 @@ impl KeyApi {
 
 async fn open(api: &Api, store: Handle, part: Part) {
     part.waiting("its store is not open yet");
-    api.serve(store.ready().await.keys());
+    api.serve(store.keys().await);
     part.ready();
 }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use semel_core::KeyStore;
 use semel_core::error::chain;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Handle as Runtime;
@@ -220,7 +221,7 @@ impl Gateways {
         }
         let store = stores.handle(&config.store);
         self.sweep(&config.store, stores);
-        match store.now() {
+        match store.keys_now() {
             // At once where it can be: the next request meets it.
             Some(store) => match self.build(&config, &store, &front, threads) {
                 Ok(()) => part.ready(),
@@ -231,7 +232,7 @@ impl Gateways {
                 let (gateways, stop) = (Arc::clone(self), front.stop().clone());
                 context.tasks.spawn(async move {
                     let store = tokio::select! {
-                        store = store.ready() => store,
+                        store = store.keys() => store,
                         () = stop.cancelled() => return,
                     };
                     let newest = lock(&gateways.running)
@@ -258,12 +259,12 @@ impl Gateways {
     fn build(
         &self,
         config: &GatewayConfig,
-        store: &crate::store::Store,
+        keys: &Arc<dyn KeyStore>,
         front: &Arc<Front>,
         threads: usize,
     ) -> Result<(), String> {
         let stop = front.stop().child_token();
-        let live = Live::new(config, &store.keys(), front.stats(), threads, stop)?;
+        let live = Live::new(config, keys, front.stats(), threads, stop)?;
         front.put(Arc::new(live));
         Ok(())
     }
@@ -299,7 +300,7 @@ fn start_sweeper(name: &str, store: Handle, context: &Arc<Context>) {
         context.stop.clone(),
     );
     let sweeping = async move {
-        let keys = store.ready().await.keys();
+        let keys = store.keys().await;
         loop {
             match keys.sweep(SWEEP_MAX).await {
                 Ok(report) => {

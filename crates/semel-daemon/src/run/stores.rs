@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel_core::error::chain;
-use semel_core::{ErrorKind, RetryPolicy, StoreError};
+use semel_core::{ErrorKind, KeyStore, RetryPolicy, StoreError};
+use semel_keys::Batched;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -29,8 +30,15 @@ pub(crate) fn backoff() -> RetryPolicy {
     }
 }
 
+/// A store that is open, and the one batcher in front of its keys that all roles share.
+#[derive(Debug, Clone)]
+struct Opened {
+    store: Store,
+    keys: Batched<Arc<dyn KeyStore>>,
+}
+
 /// Stores by name.
-pub(crate) struct Stores(Vec<(StoreConfig, watch::Sender<Option<Store>>)>);
+pub(crate) struct Stores(Vec<(StoreConfig, watch::Sender<Option<Opened>>)>);
 
 impl Stores {
     /// All of them, none open yet.
@@ -55,8 +63,10 @@ impl Stores {
     /// Closes those that are open.
     pub(crate) async fn close(&self) {
         for (_, ready) in &self.0 {
-            let store = ready.borrow().clone();
-            if let Some(store) = store {
+            let opened = ready.borrow().clone();
+            if let Some(Opened { store, keys }) = opened {
+                // What was let in is answered first.
+                keys.close().await;
                 store.close().await;
             }
         }
@@ -76,28 +86,49 @@ impl Stores {
 
 /// A store that may not be open yet. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Handle(Option<watch::Receiver<Option<Store>>>);
+pub(crate) struct Handle(Option<watch::Receiver<Option<Opened>>>);
 
 impl Handle {
-    /// The store, as soon as it is open. Never ends when the daemon stops before that: select against `stop`.
-    pub(crate) async fn ready(&self) -> Store {
+    async fn opened(&self) -> Opened {
         if let Some(mut receiver) = self.0.clone()
-            && let Ok(store) = receiver.wait_for(Option::is_some).await
-            && let Some(store) = store.clone()
+            && let Ok(opened) = receiver.wait_for(Option::is_some).await
+            && let Some(opened) = opened.clone()
         {
-            return store;
+            return opened;
         }
         std::future::pending().await
     }
 
+    /// The store, as soon as it is open. Never ends when the daemon stops before that: select against `stop`.
+    pub(crate) async fn ready(&self) -> Store {
+        self.opened().await.store
+    }
+
+    /// Its keys, as soon as it is open, behind the batcher. Never ends either.
+    pub(crate) async fn keys(&self) -> Arc<dyn KeyStore> {
+        Arc::new(self.opened().await.keys)
+    }
+
+    /// Its keys behind the batcher, if it is open now.
+    pub(crate) fn keys_now(&self) -> Option<Arc<dyn KeyStore>> {
+        let opened = self.0.as_ref().and_then(|receiver| receiver.borrow().clone());
+        opened.map(|opened| Arc::new(opened.keys) as Arc<dyn KeyStore>)
+    }
+
     /// The store, if it is open now.
     pub(crate) fn now(&self) -> Option<Store> {
-        self.0.as_ref().and_then(|receiver| receiver.borrow().clone())
+        let opened = self.0.as_ref().and_then(|receiver| receiver.borrow().clone());
+        opened.map(|opened| opened.store)
     }
 }
 
 /// Opens a store, tells the roles, and looks after it until the end.
-async fn keep(config: StoreConfig, part: Part, ready: watch::Sender<Option<Store>>, stop: CancellationToken) {
+async fn keep(
+    config: StoreConfig,
+    part: Part,
+    ready: watch::Sender<Option<Opened>>,
+    stop: CancellationToken,
+) {
     let policy = backoff();
     let mut failures = 0;
     let store = loop {
@@ -132,7 +163,10 @@ async fn keep(config: StoreConfig, part: Part, ready: watch::Sender<Option<Store
         }
     };
     part.ready();
-    ready.send_replace(Some(store.clone()));
+    ready.send_replace(Some(Opened {
+        keys: Batched::new(store.keys()),
+        store: store.clone(),
+    }));
     // Roles hold clones; the sender stays until the end, so that those who come late still find the store.
     let mut pause = PROBE;
     loop {

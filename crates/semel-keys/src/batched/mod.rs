@@ -22,6 +22,7 @@ use semel_core::{
     Capabilities, Clock as _, ErrorKind, Key, KeyStore, KeyStoreExt as _, Retry, Scope, StoreError,
     SystemClock,
 };
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio_util::task::TaskTracker;
 
@@ -52,7 +53,7 @@ use self::ticket::{Granted, Look, Ticket};
 /// # What a crash does
 /// What waited was not done, and nobody was told that it was.
 ///
-/// Must be called inside a tokio runtime.
+/// Its tasks run on the tokio runtime in which it was made; callers may be on others.
 ///
 /// ```
 /// # async fn f(sqlite: semel_sqlite::Sqlite) -> Result<(), Box<dyn std::error::Error>> {
@@ -88,6 +89,8 @@ struct Shared<S: KeyStore> {
     lanes: Box<[Mutex<Lane<Ticket<S>>>]>,
     looks: Box<[Mutex<Lane<Look>>]>,
     tasks: TaskTracker,
+    /// Where it was made. A lane is not to die with the runtime of one of several callers.
+    runtime: Option<Handle>,
     closed: AtomicBool,
 }
 
@@ -116,6 +119,7 @@ impl<S: KeyStore> Batched<S> {
             lanes: (0..lanes).map(|_| Mutex::new(Lane::new(limits))).collect(),
             looks: (0..lanes).map(|_| Mutex::new(Lane::new(limits))).collect(),
             tasks: TaskTracker::new(),
+            runtime: Handle::try_current().ok(),
             closed: AtomicBool::new(false),
             store,
         }))
@@ -145,12 +149,19 @@ impl<S: KeyStore> Batched<S> {
 }
 
 impl<S: KeyStore> Shared<S> {
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        match &self.runtime {
+            Some(runtime) => drop(self.tasks.spawn_on(task, runtime)),
+            None => drop(self.tasks.spawn(task)),
+        }
+    }
+
     /// Lets a transition in; its driver is started where there is none.
     fn offer(self: &Arc<Self>, ticket: Ticket<S>) -> Result<(), StoreError> {
         let (operation, weight) = (ticket.operation(), ticket.weight());
         let n = lane_of(ticket.key(), self.lanes.len());
         if self.enter(&self.lanes[n], ticket, weight, operation)? {
-            self.tasks.spawn(drive::transitions(Arc::clone(self), n));
+            self.spawn(drive::transitions(Arc::clone(self), n));
         }
         Ok(())
     }
@@ -159,7 +170,7 @@ impl<S: KeyStore> Shared<S> {
         let (operation, weight) = (look.operation(), look.weight());
         let n = lane_of(look.key(), self.looks.len());
         if self.enter(&self.looks[n], look, weight, operation)? {
-            self.tasks.spawn(drive::looks(Arc::clone(self), n));
+            self.spawn(drive::looks(Arc::clone(self), n));
         }
         Ok(())
     }
@@ -181,7 +192,7 @@ impl<S: KeyStore> Shared<S> {
 
     /// Gives a grant back whose owner has left, and does not rest until the store has heard it.
     fn give_back(self: &Arc<Self>, release: Release) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+        let Some(runtime) = self.runtime.clone().or_else(|| Handle::try_current().ok()) else {
             // The process ends: the lease does it.
             return;
         };
