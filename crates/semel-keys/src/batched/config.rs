@@ -20,8 +20,8 @@ pub struct BatchConfig {
     pub queue_items_max: usize,
     /// Bytes that wait in one lane at most, likewise. Default 64 MiB.
     pub queue_bytes_max: usize,
-    /// How long a call that finds its lane idle waits for company: up to 1 ms ([`LINGER_US_MAX`]). Default none; it was
-    /// measured and helped nowhere (docs/performance.md).
+    /// How long a call that finds its lane idle waits for company: up to 1 ms ([`LINGER_US_MAX`]). Default none: what
+    /// comes while a batch is on its way gathers by itself.
     pub linger: Duration,
 }
 
