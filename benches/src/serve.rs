@@ -64,6 +64,8 @@ enum Store {
     Memory,
     Sqlite,
     Postgres,
+    Mysql,
+    Redis,
 }
 
 #[derive(Clone)]
@@ -137,6 +139,17 @@ async fn open(args: &ServeArgs) -> Option<Arc<dyn KeyStore>> {
                 .unwrap();
             db.migrate().await.unwrap();
             Arc::new(db)
+        }
+        Store::Mysql => {
+            let db = semel_mysql::Mysql::connect(semel_mysql::Config::new(&args.url))
+                .await
+                .unwrap();
+            db.migrate().await.unwrap();
+            Arc::new(db)
+        }
+        Store::Redis => {
+            let store = semel_redis::Redis::connect(semel_redis::Config::new(&args.url)).await;
+            Arc::new(store.unwrap())
         }
     })
 }

@@ -8,6 +8,10 @@ use std::sync::Arc;
 use axum::Router;
 use semel_core::{KeyStore, Scope};
 use semel_http::{IdempotencyLayer, ScopeError};
+#[cfg(feature = "mysql")]
+use semel_testkit::servers::mariadb;
+#[cfg(feature = "redis")]
+use semel_testkit::servers::redis;
 use semel_testkit::servers::{free_port, postgres};
 use serde_json::Value;
 
@@ -155,6 +159,23 @@ async fn the_layer_on_postgresql_passes() {
     let db = semel_postgres::Postgres::connect(config).await.unwrap();
     db.migrate().await.unwrap();
     layered(Arc::new(db), |_| {}).await.is_clean();
+}
+
+#[cfg(feature = "mysql")]
+#[tokio::test]
+async fn the_layer_on_mariadb_passes() {
+    let config = semel_mysql::Config::new(mariadb().fresh_database());
+    let db = semel_mysql::Mysql::connect(config).await.unwrap();
+    db.migrate().await.unwrap();
+    layered(Arc::new(db), |_| {}).await.is_clean();
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn the_layer_on_redis_passes() {
+    let config = semel_redis::Config::new(redis().fresh_database());
+    let store = semel_redis::Redis::connect(config).await.unwrap();
+    layered(Arc::new(store), |_| {}).await.is_clean();
 }
 
 #[tokio::test]
