@@ -62,7 +62,7 @@ fn document(api: &Api, method: &Method) -> Response {
     }
     api.metrics.answered("openapi", 200);
     let kind = [(header::CONTENT_TYPE, "application/json")];
-    (kind, openapi::text(api.access.asks())).into_response()
+    (kind, openapi::text(api.access.load().asks())).into_response()
 }
 
 fn wrong_method(allowed: &'static str, detail: String) -> Response {
@@ -121,8 +121,9 @@ async fn asked(api: &Api, route: &Route, request: Request) -> Result<Reply, Prob
 
 /// What whoever asks may do, when that covers the operation.
 fn admitted(api: &Api, route: &Route, headers: &HeaderMap) -> Result<Grant, Problem> {
+    let access = api.access.load();
     let authorization = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
-    let grant = api.access.grant(authorization).map_err(|stranger| {
+    let grant = access.grant(authorization).map_err(|stranger| {
         let detail = match stranger {
             Stranger::NoToken => "send `Authorization: Bearer TOKEN` with a token of [[api.token]]",
             Stranger::WrongToken => "the token is none of those in [[api.token]]",
@@ -130,7 +131,7 @@ fn admitted(api: &Api, route: &Route, headers: &HeaderMap) -> Result<Grant, Prob
         Problem::new(Kind::Unauthorized, detail)
     })?;
     // A page that a browser of this machine shows can send requests here, and could name us by a host of its own.
-    if !api.access.asks() && from_a_browser(headers) {
+    if !access.asks() && from_a_browser(headers) {
         let detail = "without a token, requests from web pages and under names of other hosts are refused; add an \
                       [[api.token]] to allow them";
         return Err(Problem::new(Kind::Forbidden, detail));

@@ -31,12 +31,14 @@ mod tests;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use semel_core::KeyStore;
+use semel_keys::Issuer;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -63,7 +65,8 @@ pub(crate) struct Limits {
 /// What the handlers share.
 pub(crate) struct Api {
     store: OnceLock<Arc<dyn KeyStore>>,
-    access: Access,
+    access: ArcSwap<Access>,
+    issuer: Option<Issuer>,
     limits: Limits,
     working: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
@@ -77,7 +80,8 @@ impl Api {
     pub(crate) fn new(access: Access, limits: Limits, stop: CancellationToken) -> Self {
         Self {
             store: OnceLock::new(),
-            access,
+            access: ArcSwap::from_pointee(access),
+            issuer: None,
             limits,
             working: Arc::new(Semaphore::new(limits.requests_max)),
             waiting: Arc::new(Semaphore::new(limits.waiters_max)),
@@ -85,6 +89,16 @@ impl Api {
             stop,
             metrics: Metrics::default(),
         }
+    }
+
+    /// The same that also issues ids.
+    pub(crate) fn with_issuer(self, issuer: Option<Issuer>) -> Self {
+        Self { issuer, ..self }
+    }
+
+    /// Goes by these tokens from now on.
+    pub(crate) fn admit(&self, access: Access) {
+        self.access.store(Arc::new(access));
     }
 
     /// Serves this store from now on; only the first one counts.

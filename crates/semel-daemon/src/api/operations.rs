@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel_core::claim::{Claim, ClaimReply, LeaseReply, Record, Release, Settlement, State, Verdict};
+use semel_core::host::random_16;
 use semel_core::store::Replies;
 use semel_core::{Clock as _, ErrorKind, Key, KeyStore, KeyStoreExt as _, StoreError, SystemClock};
 use tokio::sync::OwnedSemaphorePermit;
@@ -11,10 +12,10 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::Api;
 use super::access::Grant;
 use super::problem::{Kind, Problem};
-use super::reply::{Moment, Reply, claimed, leased, listed, looked};
+use super::reply::{Moment, Reply, claimed, issued, leased, listed, looked};
 use super::request::{
-    AbandonBody, ClaimBody, ClaimManyBody, Claiming, CompleteBody, CompleteManyBody, ExtendBody, ListBody,
-    Person, ReadBody, ReleaseBody, SettleBody, WaitBody, read,
+    AbandonBody, ClaimBody, ClaimManyBody, Claiming, CompleteBody, CompleteManyBody, ExtendBody, IssueBody,
+    Issuing, ListBody, Person, ReadBody, ReleaseBody, SettleBody, WaitBody, read,
 };
 use super::routes::Name;
 
@@ -34,9 +35,17 @@ impl Asked<'_> {
     /// It cannot be read, or is not allowed.
     pub(super) async fn run(self, name: Name, body: &[u8]) -> Result<Reply, Problem> {
         match name {
+            Name::Issue => {
+                let issuing = read::<IssueBody>(body)?.issuing()?;
+                self.may_scope(Some(issuing.scope.as_bytes()))?;
+                self.issue(&issuing)
+            }
             Name::Claim => {
                 let claiming = read::<ClaimBody>(body)?.claim("")?;
                 self.may(&claiming.claim.key)?;
+                if let Some(principal) = &claiming.principal {
+                    self.was_issued(&claiming.claim.key, &principal.0).await?;
+                }
                 self.claim(claiming).await
             }
             Name::ClaimMany => {
@@ -122,6 +131,38 @@ impl Asked<'_> {
                 };
                 Ok(leased(reply, moment))
             }
+        }
+    }
+
+    /// An id for a form that may be sent twice. Nothing is stored: it carries its end and a signature.
+    fn issue(&self, issuing: &Issuing) -> Result<Reply, Problem> {
+        let Some(issuer) = &self.api.issuer else {
+            let detail = "ids are issued where [api] has an `issue_secret`";
+            return Err(Problem::new(Kind::NoSuchOperation, detail));
+        };
+        let until = SystemClock.now().plus_ms(issuing.good_ms);
+        let id = issuer.issue(&issuing.scope, &issuing.principal.0, until, random_16());
+        Ok(issued(&id, until))
+    }
+
+    /// Refuses an id that was not issued for its scope and this principal. One whose time is over is good only where it
+    /// was used in time: then the claim is answered by its record.
+    async fn was_issued(&self, key: &Key, principal: &[u8]) -> Result<(), Problem> {
+        let refused = |why: String| Err(Problem::new(Kind::NotIssued, why));
+        let Some(issuer) = &self.api.issuer else {
+            return refused("ids are issued where [api] has an `issue_secret`; nothing was done".to_owned());
+        };
+        match issuer.check_at(key.id(), key.scope(), principal) {
+            Err(error) => refused(format!("{error}; nothing was done")),
+            Ok((_, until)) if SystemClock.now() < until => Ok(()),
+            Ok((_, until)) => match self.look("read", self.store.read(key)).await {
+                Ok(Some(_)) => Ok(()),
+                Ok(None) => refused(format!(
+                    "the id was good until {}, and was not used; nothing was done: ask for a new one",
+                    until.rfc3339()
+                )),
+                Err(error) => Err(Problem::store(&error)),
+            },
         }
     }
 

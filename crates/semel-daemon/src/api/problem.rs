@@ -41,6 +41,8 @@ pub(crate) enum Kind {
     Conflict,
     /// The scope holds as much as it may.
     Full,
+    /// The id was not issued here, not to this principal, or its time is over.
+    NotIssued,
     /// The store gives no answer; nothing was done.
     Away,
     /// The store's answer was lost; it may have been done.
@@ -193,6 +195,12 @@ impl Kind {
                 "store-trouble",
                 500,
                 "The store cannot be used as it is",
+            ),
+            Self::NotIssued => row(
+                "SEM0719",
+                "id-not-issued",
+                422,
+                "The id is not one that was issued for this",
             ),
             Self::Full => row("SEM0718", "scope-full", 507, "The scope holds as much as it may"),
         }

@@ -165,6 +165,15 @@ fn running(lease_left_ms: i64) -> Problem {
     }
 }
 
+/// The answer to a wish for an id.
+pub(crate) fn issued(id: &str, until: Timestamp) -> Reply {
+    Reply::Ok {
+        status: 201,
+        body: json!({ "id": id, "until": until.rfc3339() }),
+        outcome: None,
+    }
+}
+
 /// What the moment of a lease reply means.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Moment {

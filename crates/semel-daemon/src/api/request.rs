@@ -18,6 +18,12 @@ use super::problem::{Kind, Problem};
 pub(crate) const LEASE_MS_DEFAULT: i64 = 30_000;
 /// The longest `wait_ms` that can be asked for; what is waited is at most `wait_ms_max` of `[api]`.
 pub(crate) const WAIT_MS_MAX: u64 = 300_000;
+/// How long an issued id is good where the request does not say (an hour), and at most (a week).
+pub(crate) const ISSUED_MS_DEFAULT: i64 = 3_600_000;
+/// How long an issued id is good at most.
+pub(crate) const ISSUED_MS_MAX: i64 = 7 * 86_400_000;
+/// Bytes of a principal: 1 to this many.
+pub(crate) const PRINCIPAL_BYTES_MAX: usize = 255;
 /// Records of one page where the request does not say, and at most.
 pub(crate) const PAGE_DEFAULT: u32 = 100;
 /// Records of one page at most.
@@ -108,6 +114,8 @@ pub(crate) struct ClaimBody {
     owner_lost: Option<OwnerLostWord>,
     #[serde(default, deserialize_with = "present")]
     wait_ms: Option<Whole>,
+    #[serde(default, deserialize_with = "present")]
+    principal: Option<Octets>,
 }
 
 /// A claim that may be sent to a store.
@@ -119,6 +127,8 @@ pub(crate) struct Claiming {
     pub(crate) drawn: bool,
     /// How long to wait while somebody runs the key.
     pub(crate) wait_ms: u64,
+    /// To whom the id must have been issued.
+    pub(crate) principal: Option<Octets>,
 }
 
 impl ClaimBody {
@@ -137,6 +147,9 @@ impl ClaimBody {
             }
         };
         let wait_ms = wait_ms(self.wait_ms).map_err(|limit| unreadable(path, limit))?;
+        if let Some(principal) = &self.principal {
+            check_principal(principal).map_err(|limit| unreadable(path, limit))?;
+        }
         let claim = Claim {
             key: key(&self.scope, &self.id).map_err(|limit| unreadable(path, limit))?,
             fingerprint,
@@ -149,6 +162,54 @@ impl ClaimBody {
             claim,
             drawn: self.nonce.is_none(),
             wait_ms,
+            principal: self.principal,
+        })
+    }
+}
+
+fn check_principal(principal: &Octets) -> Result<(), LimitExceeded> {
+    let (actual, max) = (principal.0.len() as u64, PRINCIPAL_BYTES_MAX as u64);
+    let help = "send the id of the verified caller, or a hash of a longer one";
+    limits::check("principal", "bytes", actual, 1, max, help)
+}
+
+/// `issue`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct IssueBody {
+    scope: Octets,
+    principal: Octets,
+    #[serde(default, deserialize_with = "present")]
+    good_ms: Option<Whole>,
+}
+
+/// An id that is wanted.
+#[derive(Debug)]
+pub(crate) struct Issuing {
+    /// For this scope.
+    pub(crate) scope: Scope,
+    /// For this principal.
+    pub(crate) principal: Octets,
+    /// For so long.
+    pub(crate) good_ms: i64,
+}
+
+impl IssueBody {
+    /// What is wanted.
+    ///
+    /// # Errors
+    /// A limit.
+    pub(crate) fn issuing(self) -> Result<Issuing, Problem> {
+        let scope = Scope::new(&self.scope.0).map_err(|limit| unreadable("", limit))?;
+        check_principal(&self.principal).map_err(|limit| unreadable("", limit))?;
+        let good_ms = self.good_ms.map_or(ISSUED_MS_DEFAULT, |ms| ms.0);
+        let (actual, max) = (u64::try_from(good_ms).unwrap_or(0), ISSUED_MS_MAX.unsigned_abs());
+        limits::check("good", "ms", actual, 1, max, "choose good_ms within the limit")
+            .map_err(|limit| unreadable("", limit))?;
+        Ok(Issuing {
+            scope,
+            principal: self.principal,
+            good_ms,
         })
     }
 }
@@ -192,6 +253,9 @@ impl ClaimManyBody {
             let path = format!("claims[{n}]: ");
             if item.wait_ms.is_some() {
                 return Err(unreadable(&path, "`wait_ms` is for a single claim"));
+            }
+            if item.principal.is_some() {
+                return Err(unreadable(&path, "`principal` is for a single claim"));
             }
             claims.push(item.claim(&path)?);
         }

@@ -10,6 +10,8 @@ pub(crate) const OPENAPI: &str = "/v1/openapi.json";
 /// The operations by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Name {
+    /// `issue`
+    Issue,
     /// `claim`
     Claim,
     /// `claim_many`
@@ -61,6 +63,24 @@ pub(crate) struct Route {
 
 /// All of them.
 pub(crate) const ROUTES: &[Route] = &[
+    Route {
+        name: Name::Issue,
+        id: "issue",
+        path: "/v1/keys/issue",
+        operation: Operation::Issue,
+        summary: "Have an id made, for a form that a browser may send twice",
+        about: "Unguessable, for this scope and principal only, and good for `good_ms`. Put it into the form; when the form \
+                comes, claim it with the same `principal`: an id that was made up, or issued to somebody else, is refused. \
+                Nothing is stored until it is claimed. Only where `[api]` has an `issue_secret`.",
+        body: "Issue",
+        example: r#"{"scope": "orders", "principal": "user-4"}"#,
+        answers: &[(
+            201,
+            "Issued",
+            "The id, and until when it may be used for the first time.",
+        )],
+        problems: &[Kind::NoSuchOperation],
+    },
     Route {
         name: Name::Claim,
         id: "claim",
@@ -228,6 +248,7 @@ pub(crate) const CLAIM: &[Kind] = &[
     Kind::Withdrawn,
     Kind::Gone,
     Kind::Mismatch,
+    Kind::NotIssued,
     Kind::Full,
 ];
 

@@ -4,6 +4,7 @@ mod access;
 mod document;
 mod faults;
 mod input;
+mod issue;
 mod replies;
 mod waiting;
 

@@ -8,6 +8,8 @@ use std::time::Duration;
 use super::read::{At, Table};
 use super::server::TOKEN_CHARS_MIN;
 use super::spec::{Section, field, required, secret};
+use semel_keys::{Issuer, SECRET_BYTES_MIN, Secret};
+
 use crate::api::access::{Access, Grant, Operation, Scopes, TokenDigest};
 use crate::api::{Limits, request::WAIT_MS_MAX};
 
@@ -39,6 +41,13 @@ pub(crate) const API: Section = Section {
             "none",
             "who may ask what; without any, everybody on this machine may do everything, web pages excepted",
         ),
+        secret(field(
+            "issue_secret",
+            "text, or list of texts",
+            "none",
+            "signs the ids that `issue` gives out, at least 32 characters, best by `${NAME}`; of several the first signs and all \
+             are recognised",
+        )),
         field(
             "body_bytes_max",
             "bytes",
@@ -113,6 +122,8 @@ pub(crate) struct ApiConfig {
     pub(crate) store: String,
     /// Who may ask what.
     pub(crate) access: Access,
+    /// What issues ids.
+    pub(crate) issuer: Option<Issuer>,
     /// How much and how long.
     pub(crate) limits: Limits,
 }
@@ -152,6 +163,7 @@ pub(crate) fn read(table: &Table<'_>, folder: &Path) -> Option<ApiConfig> {
         listen: listen.map_or(LISTEN_DEFAULT, |at| at.value),
         store: store?,
         access: Access::new(tokens),
+        issuer: issuer(table),
         limits: Limits {
             body_bytes_max: size("body_bytes_max", 64 << 20, 2 << 20),
             request_max: ms("request_ms_max", 10..=600_000, 10_000),
@@ -160,6 +172,30 @@ pub(crate) fn read(table: &Table<'_>, folder: &Path) -> Option<ApiConfig> {
             waiters_max: size("waiters_max", 100_000, 512),
         },
     })
+}
+
+/// Reads `issue_secret`.
+fn issuer(table: &Table<'_>) -> Option<Issuer> {
+    let mut secrets = Vec::new();
+    for At { value, span } in table.texts("issue_secret")? {
+        match Secret::new(value) {
+            Ok(secret) => secrets.push(secret),
+            Err(_) => {
+                let message = format!("`issue_secret` has fewer than {SECRET_BYTES_MIN} characters");
+                table.mistake(span, message, "make one with: openssl rand -hex 32");
+            }
+        }
+    }
+    match Issuer::new(secrets) {
+        Ok(issuer) => Some(issuer),
+        Err(limit) => {
+            let secrets_are_read = limit.actual > 0;
+            if secrets_are_read {
+                table.mistake(table.span(), limit.to_string(), "keep the newest ones");
+            }
+            None
+        }
+    }
 }
 
 /// Reads `[[api.token]]`: the digests of its tokens, and what they grant.

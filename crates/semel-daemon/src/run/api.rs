@@ -27,24 +27,27 @@ impl KeyApi {
     }
 
     /// Serves until the daemon stops, and then ends what it began.
-    pub(crate) fn start(self, context: &Arc<Context>) {
+    pub(crate) fn start(self, context: &Arc<Context>) -> Arc<Api> {
         let Self { config, bound, store } = self;
         let part = context.health.part("api", "keys");
         let tokens = config.access.asks();
         tracing::info!(address = %bound.address(), tokens, "the key API listens");
-        let api = Arc::new(Api::new(config.access, config.limits, context.stop.clone()));
+        let api = Api::new(config.access, config.limits, context.stop.clone()).with_issuer(config.issuer);
+        let api = Arc::new(api);
         context
             .metrics
             .register(|registry| api.metrics().register(registry));
         let serving = bound.serve(api::router(Arc::clone(&api)), Arc::clone(context));
         context.tasks.spawn(serving);
         let stop = context.stop.clone();
+        let serving = Arc::clone(&api);
         context.tasks.spawn(async move {
             tokio::select! {
-                () = open(&api, store, part) => {}
+                () = open(&serving, store, part) => {}
                 () = stop.cancelled() => {}
             }
         });
+        api
     }
 }
 

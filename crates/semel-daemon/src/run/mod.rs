@@ -124,9 +124,7 @@ async fn serve(mut config: Config, path: std::path::PathBuf) -> Exit {
     if let Some(api) = &config.api {
         gateways.sweep(&api.store, &stores);
     }
-    if let Some(api) = api {
-        api.start(&context);
-    }
+    let api = api.map(|api| api.start(&context));
     for name in config
         .relays
         .iter()
@@ -149,7 +147,7 @@ async fn serve(mut config: Config, path: std::path::PathBuf) -> Exit {
         tokio::select! {
             () = context.stop.cancelled() => break,
             Some(()) = hang_up.recv() => {
-                config = reload::reload(&path, config, &gateways, &stores, &context).await;
+                config = reload::reload(&path, config, &gateways, api.as_deref(), &stores, &context).await;
             }
         }
     }

@@ -3,6 +3,7 @@
 //! # Guarantees
 //! - The whole file is read and checked first, certificates included, and new ports are taken; only then anything
 //!   changes. A file with a mistake changes nothing, and the log says why.
+//! - Tokens of `[api]` are replaced at once, where it still listens on the same address.
 //! - No request is dropped: see [`front`](super::front).
 
 use std::path::Path;
@@ -12,6 +13,7 @@ use semel_core::error::chain;
 use super::Context;
 use super::gateways::Gateways;
 use super::stores::Stores;
+use crate::api::Api;
 use crate::config::{self, Config};
 
 /// What a refusal begins with.
@@ -20,8 +22,9 @@ const CODE: &str = "SEM0474";
 /// Reads the file again; the configuration in force afterwards.
 pub(crate) async fn reload(
     path: &Path,
-    now: Config,
+    mut now: Config,
     gateways: &std::sync::Arc<Gateways>,
+    api: Option<&Api>,
     stores: &Stores,
     context: &Context,
 ) -> Config {
@@ -46,6 +49,13 @@ pub(crate) async fn reload(
         return now;
     }
     count("taken");
+    // Tokens are replaced while the API serves; not where its address changes too: fewer may be asked for there.
+    if let (Some(api), Some(now), Some(next)) = (api, &mut now.api, &next.api)
+        && now.listen == next.listen
+    {
+        api.admit(next.access.clone());
+        now.access = next.access.clone();
+    }
     let waits = [
         (
             "[server]",
@@ -69,7 +79,7 @@ pub(crate) async fn reload(
     if !waits.is_empty() {
         tracing::warn!(
             sections = waits.join(", "),
-            "these sections changed and wait for a restart; only gateways are taken over while semel runs"
+            "these sections changed and wait for a restart; only gateways and tokens of [api] are taken over while semel runs"
         );
     }
     tracing::info!(gateways = next.gateways.len(), "configuration taken over");

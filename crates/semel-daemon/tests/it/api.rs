@@ -131,19 +131,29 @@ async fn tokens_are_asked_for_replaced_and_never_logged() {
     let settle =
         json!({"scope": "orders", "id": "o-7", "token": 1, "verdict": "forgotten", "by": "a", "why": "b"});
     assert_eq!(caller.ask("settle", settle).await.status(), 403);
+
+    let path = folder.file("semel.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("\"old-token-old-token\", ", "")).unwrap();
+    hang_up(&daemon);
+    caller.token = Some("old-token-old-token");
+    until("the old token is refused, without a restart", async || {
+        caller.claim(NONCE).await.status() == 401
+    })
+    .await;
+    caller.token = Some("new-token-new-token");
+    assert_eq!(caller.claim(NONCE).await.status(), 201);
     let (code, log) = daemon.stop().await;
     assert!(
         code == 0 && !log.contains("token-old") && !log.contains("token-new"),
         "{log}"
     );
+}
 
-    let path = folder.file("semel.toml");
-    let text = std::fs::read_to_string(&path).unwrap();
-    std::fs::write(&path, text.replace("\"old-token-old-token\", ", "")).unwrap();
-    let _daemon = started(&folder).await;
-    assert_eq!(caller.claim(NONCE).await.status(), 201);
-    caller.token = Some("old-token-old-token");
-    assert_eq!(caller.claim(NONCE).await.status(), 401, "replaced");
+/// SIGHUP: the configuration is read again.
+fn hang_up(daemon: &Daemon) {
+    let id = rustix::process::Pid::from_raw(i32::try_from(daemon.process.id()).unwrap()).unwrap();
+    rustix::process::kill_process(id, rustix::process::Signal::HUP).unwrap();
 }
 
 #[test]

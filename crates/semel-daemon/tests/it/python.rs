@@ -121,7 +121,7 @@ async fn api(more: &str) -> (Folder, Daemon, String) {
 #[tokio::test]
 async fn the_document_holds_against_schemathesis() {
     let (folder, daemon, base) = api(
-        "wait_ms_max = 20\n[[api.token]]\nname = \"attacker\"\ntoken = \"0123456789abcdef\"\nscopes = [\"*\"]\n\
+        "wait_ms_max = 20\nissue_secret = \"0123456789abcdef0123456789abcdef\"\n[[api.token]]\nname = \"attacker\"\ntoken = \"0123456789abcdef\"\nscopes = [\"*\"]\n\
          allow = [\"issue\", \"claim\", \"extend\", \"complete\", \"release\", \"abandon\", \"read\", \"wait\", \"list\", \
          \"settle\"]\n",
     )
@@ -147,7 +147,7 @@ async fn the_document_holds_against_schemathesis() {
     )
     .await;
     assert!(report.contains("No issues found"), "{report}");
-    let selected = format!("Tested: {}", 11);
+    let selected = format!("Tested: {}", 12);
     assert!(report.contains(&selected), "every operation was tried:\n{report}");
     assert!(
         report.contains("4 covered / 4 selected"),

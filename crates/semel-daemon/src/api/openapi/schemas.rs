@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::super::problem::Kind;
 use super::super::request::{
-    BY_BYTES_MAX, ITEMS_MAX, LEASE_MS_DEFAULT, PAGE_DEFAULT, PAGE_MAX, WAIT_MS_MAX, WHY_BYTES_MAX,
+    BY_BYTES_MAX, ISSUED_MS_DEFAULT, ISSUED_MS_MAX, ITEMS_MAX, LEASE_MS_DEFAULT, PAGE_DEFAULT, PAGE_MAX,
+    PRINCIPAL_BYTES_MAX, WAIT_MS_MAX, WHY_BYTES_MAX,
 };
 use super::super::routes::CLAIM;
 use super::{problems, reference};
@@ -168,6 +169,8 @@ fn claim(wait: bool) -> Value {
         let max = i64::try_from(WAIT_MS_MAX).unwrap_or(i64::MAX);
         let about = "How long to wait while somebody else runs it; at most `wait_ms_max` of [api].";
         members.insert("wait_ms".to_owned(), ms(0, max, Some(0), about));
+        let about = "The id must have been issued for this principal.";
+        members.insert("principal".to_owned(), octets(1, PRINCIPAL_BYTES_MAX, about));
     }
     let mut schema = object(properties, &["scope", "id"]);
     if let Some(members) = schema.as_object_mut() {
@@ -231,6 +234,11 @@ fn requests() -> Vec<(&'static str, Value)> {
         "limit": { "type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE_DEFAULT },
         "page": { "type": "string", "description": "`next` of the page before, of the same query." },
     });
+    let issue = json!({
+        "scope": reference("Scope"),
+        "principal": octets(1, PRINCIPAL_BYTES_MAX, "Who the id is for, as the service has verified."),
+        "good_ms": ms(1, ISSUED_MS_MAX, Some(ISSUED_MS_DEFAULT), "How long it may be used for the first time."),
+    });
     let extend = with(&[key(), lease(), json!({ "lease_ms": lease_ms() })]);
     let wait_max = i64::try_from(WAIT_MS_MAX).unwrap_or(i64::MAX);
     let wait = json!({ "wait_ms": ms(0, wait_max, None, "At most `wait_ms_max` of [api] is waited.") });
@@ -247,6 +255,7 @@ fn requests() -> Vec<(&'static str, Value)> {
             "Id",
             octets(1, KEY_ID_BYTES_MAX, "Names one operation in its scope."),
         ),
+        ("Issue", object(issue, &["scope", "principal"])),
         ("Claim", claim(true)),
         ("ClaimItem", claim(false)),
         ("ClaimMany", many("claims", "ClaimItem")),
@@ -347,7 +356,12 @@ fn replies() -> Vec<(&'static str, Value)> {
         "keys": { "type": "array", "maxItems": PAGE_MAX, "items": reference("Listed") },
         "next": { "type": "string", "description": "Send it as `page`; not there at the end." },
     });
+    let issued = json!({
+        "id": { "type": "string", "minLength": 1, "maxLength": KEY_ID_BYTES_MAX },
+        "until": moment("Until when it may be used for the first time, by the daemon's clock."),
+    });
     vec![
+        ("Issued", object(issued, &["id", "until"])),
         (
             "Granted",
             object(granted, &["result", "token", "nonce", "until", "attempt"]),

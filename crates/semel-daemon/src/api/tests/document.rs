@@ -80,6 +80,8 @@ fn every_kind_of_problem_is_answered_somewhere_and_has_its_page() {
         Kind::LeaseLost,
         Kind::Conflict,
         Kind::Full,
+        Kind::NotIssued,
+        Kind::NoSuchOperation,
         Kind::Away,
         Kind::ReplyLost,
         Kind::Overloaded,

@@ -138,7 +138,8 @@ async fn a_store_that_is_away_has_done_nothing_and_says_when_to_come_back() {
     for kind in [ErrorKind::Unavailable, ErrorKind::NotApplied] {
         store.set(Fault::Before(kind));
         for (operation, answer) in every(&world).await {
-            if operation == "release" {
+            // One is let through here, the other does not ask the store.
+            if matches!(operation, "release" | "issue") {
                 continue;
             }
             assert_eq!(first(&answer), (503, "SEM0714"), "{operation}");
@@ -196,7 +197,7 @@ async fn a_store_that_does_not_answer_in_time_may_have_done_it() {
     store.set(Fault::Silent);
     for (operation, answer) in every(&world).await {
         let wanted = match operation {
-            "release" => continue,
+            "release" | "issue" => continue,
             "read" | "wait" | "list" => "SEM0714",
             _ => "SEM0715",
         };
