@@ -135,7 +135,7 @@ async fn tokens_are_asked_for_replaced_and_never_logged() {
     let path = folder.file("semel.toml");
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replace("\"old-token-old-token\", ", "")).unwrap();
-    hang_up(&daemon);
+    daemon.hang_up();
     caller.token = Some("old-token-old-token");
     until("the old token is refused, without a restart", async || {
         caller.claim(NONCE).await.status() == 401
@@ -148,12 +148,6 @@ async fn tokens_are_asked_for_replaced_and_never_logged() {
         code == 0 && !log.contains("token-old") && !log.contains("token-new"),
         "{log}"
     );
-}
-
-/// SIGHUP: the configuration is read again.
-fn hang_up(daemon: &Daemon) {
-    let id = rustix::process::Pid::from_raw(i32::try_from(daemon.process.id()).unwrap()).unwrap();
-    rustix::process::kill_process(id, rustix::process::Signal::HUP).unwrap();
 }
 
 #[test]
