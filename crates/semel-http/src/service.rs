@@ -281,10 +281,11 @@ where
         // This future dies with its client, the very case that keys exist for (rule K4, and the row "client gives up" of
         // the tests): the claim and the run then go on without it.
         let claim = run::claim_and_run(Arc::clone(&shared), job, place);
-        match Detach::new(Arc::clone(&shared), claim).await {
+        match Detach::new(claim).await {
             Turn::Answer(response) => return response,
             Turn::Stream(response, rest) => {
-                drop(shared.tasks.spawn(rest.instrument(tracing::Span::current())));
+                // Tracked by its place.
+                drop(tokio::spawn(rest.instrument(tracing::Span::current())));
                 return Ok(response);
             }
             Turn::Busy(same, lease_left) => {

@@ -2,13 +2,11 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tracing::Instrument as _;
 
 use super::Turn;
-use crate::shared::Shared;
 
 /// Polled by the connection as long as that waits; when the connection goes before the end, the run goes on in a task of
 /// its own. So a request costs no task, and a client that goes away still stops nothing.
@@ -22,7 +20,6 @@ where
     E: Send + 'static,
 {
     run: Option<Pin<Box<F>>>,
-    shared: Arc<Shared>,
 }
 
 impl<F, S, E> Detach<F, S, E>
@@ -31,10 +28,9 @@ where
     S: Send + 'static,
     E: Send + 'static,
 {
-    pub(crate) fn new(shared: Arc<Shared>, run: F) -> Self {
+    pub(crate) fn new(run: F) -> Self {
         Self {
             run: Some(Box::pin(run)),
-            shared,
         }
     }
 }
@@ -78,10 +74,7 @@ where
                 rest.await;
             }
         };
-        drop(
-            self.shared
-                .tasks
-                .spawn_on(rest.instrument(tracing::Span::current()), &runtime),
-        );
+        // Tracked by its place among those that run, as before.
+        drop(runtime.spawn(rest.instrument(tracing::Span::current())));
     }
 }

@@ -17,7 +17,7 @@ on_each_store![
     long_bodies_that_differ_only_at_the_end_are_a_mismatch,
 ];
 
-on_postgres_too![
+on_servers_too![
     a_retry_gets_the_first_answer_and_the_handler_runs_once,
     status_headers_and_body_are_equal_on_replay,
     two_users_with_the_same_key_get_two_runs_and_two_answers,

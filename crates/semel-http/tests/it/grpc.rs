@@ -14,7 +14,7 @@ use super::support::*;
 
 on_each_store![a_unary_call_is_judged_by_its_grpc_status_and_replayed_with_its_trailers];
 
-on_postgres_too![a_unary_call_is_judged_by_its_grpc_status_and_replayed_with_its_trailers];
+on_servers_too![a_unary_call_is_judged_by_its_grpc_status_and_replayed_with_its_trailers];
 
 type Frames = Vec<Result<Frame<Bytes>, Infallible>>;
 type Message = StreamBody<Iter<<Frames as IntoIterator>::IntoIter>>;

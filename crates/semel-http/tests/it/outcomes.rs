@@ -24,6 +24,11 @@ on_each_store![
     a_handler_knows_its_key_token_and_attempt,
 ];
 
+on_servers_too![
+    answers_that_prove_nothing_happened_give_the_key_back,
+    a_service_that_fails_without_an_answer_is_unknown,
+];
+
 /// At once, and after the lease as well.
 async fn unknown_afterwards(world: &World, app: &axum::Router, runs: &Runs) {
     told_unknown(app, runs).await;

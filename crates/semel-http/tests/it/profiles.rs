@@ -17,7 +17,7 @@ on_each_store![
     a_record_of_an_unknown_recipe_is_a_mismatch_and_never_replayed,
 ];
 
-on_postgres_too![
+on_servers_too![
     json_members_in_another_order_replay_under_the_json_profile_and_mismatch_under_raw,
     a_mismatch_names_the_part_that_differs_and_nothing_of_the_first,
     a_mismatch_is_named_while_the_first_still_runs,

@@ -13,6 +13,7 @@ use semel_core::KeyStore;
 use semel_core::model::MemoryKeys;
 use semel_http::{Body, Config, IdempotencyLayer};
 use semel_testkit::clock::ManualClock;
+use semel_testkit::servers;
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -52,18 +53,39 @@ impl World {
         }
     }
 
-    /// A real server, with the server's clock: that of this world moves nothing.
+    /// A store on a real server, with the server's clock: that of this world moves nothing.
+    fn served(store: impl KeyStore) -> Self {
+        Self {
+            store: Arc::new(store),
+            clock: Arc::new(ManualClock::default()),
+            _dir: None,
+        }
+    }
+
     pub(crate) async fn postgres() -> Self {
-        let url = semel_testkit::servers::postgres().fresh_database();
+        let url = servers::postgres().fresh_database();
         let db = semel_postgres::Postgres::connect(semel_postgres::Config::new(url))
             .await
             .unwrap();
         db.migrate().await.unwrap();
-        Self {
-            store: Arc::new(db),
-            clock: Arc::new(ManualClock::default()),
-            _dir: None,
-        }
+        Self::served(db)
+    }
+
+    pub(crate) async fn mariadb() -> Self {
+        let url = servers::mariadb().fresh_database();
+        let db = semel_mysql::Mysql::connect(semel_mysql::Config::new(url))
+            .await
+            .unwrap();
+        db.migrate().await.unwrap();
+        Self::served(db)
+    }
+
+    pub(crate) async fn redis() -> Self {
+        let url = servers::redis().fresh_database();
+        let store = semel_redis::Redis::connect(semel_redis::Config::new(url))
+            .await
+            .unwrap();
+        Self::served(store)
     }
 
     /// A layer with one scope for all.
@@ -108,15 +130,21 @@ macro_rules! on_each_store {
 }
 pub(crate) use on_each_store;
 
-/// The same on PostgreSQL, for those that move no clock.
-macro_rules! on_postgres_too {
+/// The same on PostgreSQL, MariaDB and Redis, for those that move no clock.
+macro_rules! on_servers_too {
     ($($name:ident),+ $(,)?) => {
         mod on_postgres {
             $(#[tokio::test] async fn $name() { super::$name($crate::support::World::postgres().await).await; })+
         }
+        mod on_mariadb {
+            $(#[tokio::test] async fn $name() { super::$name($crate::support::World::mariadb().await).await; })+
+        }
+        mod on_redis {
+            $(#[tokio::test] async fn $name() { super::$name($crate::support::World::redis().await).await; })+
+        }
     };
 }
-pub(crate) use on_postgres_too;
+pub(crate) use on_servers_too;
 
 /// Counts runs.
 #[derive(Debug, Clone, Default)]

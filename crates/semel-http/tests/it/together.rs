@@ -17,6 +17,13 @@ on_each_store![
     a_store_that_tells_wakes_a_waiter_of_another_process_at_once,
     a_duplicate_is_told_to_come_back_when_runs_usually_end,
     a_client_that_leaves_a_waiting_duplicate_gives_its_place_back,
+    a_drain_waits_for_runs_with_and_without_clients_and_says_who_is_left,
+];
+
+on_servers_too![
+    twenty_equal_posts_over_two_instances_run_once_and_get_equal_answers,
+    a_slow_key_does_not_hold_up_another,
+    a_client_that_gives_up_changes_nothing_and_its_retry_replays,
 ];
 
 /// laravel-idempotency#1: two instances share nothing but the store.
@@ -200,4 +207,20 @@ async fn a_client_that_leaves_a_waiting_duplicate_gives_its_place_back(world: Wo
     assert_eq!(first.await.unwrap().status, 201);
     assert!(stays.await.unwrap().replayed());
     assert_eq!(runs.count(), 1);
+}
+
+async fn a_drain_waits_for_runs_with_and_without_clients_and_says_who_is_left(world: World) {
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let layer = world.layer();
+    let app = gated(&layer, &runs, &gate);
+    let (stays, goes) = (send_soon(&app, post("stays")), send_soon(&app, post("goes")));
+    gate.arrived().await;
+    gate.arrived().await;
+    goes.abort();
+    assert!(goes.await.unwrap_err().is_cancelled());
+    assert_eq!(layer.drain_within(Duration::from_millis(50)).await, 2);
+    gate.open();
+    assert_eq!(layer.drain_within(Duration::from_secs(30)).await, 0);
+    assert_eq!(stays.await.unwrap().status, 201);
+    assert!(send(&app, post("goes")).await.replayed());
 }
