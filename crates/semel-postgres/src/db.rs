@@ -91,10 +91,7 @@ impl Postgres {
     /// # Errors
     /// No connection within the time allowed.
     pub async fn begin(&self) -> Result<Transaction<'static, Driver>, StoreError> {
-        self.gate
-            .begin_with(None)
-            .await
-            .map_err(|error| classify("begin", error))
+        self.gate.begin().await.map_err(|error| classify("begin", error))
     }
 
     /// Commits, and says so only when the server did.

@@ -96,18 +96,11 @@ impl Gate {
         self.begin.is_some()
     }
 
-    /// Begins a transaction, with `more` as its first statement: text of our own making, without parameters.
-    pub(crate) async fn begin_with(
-        &self,
-        more: Option<String>,
-    ) -> Result<Transaction<'static, Driver>, Error> {
-        match (self.begin, more) {
-            (None, None) => self.pool.begin().await,
-            (Some(begin), None) => self.pool.begin_with(begin).await,
-            (begin, Some(more)) => {
-                let text = format!("{}; {more}", begin.unwrap_or("BEGIN"));
-                self.pool.begin_with(sqlx::AssertSqlSafe(text)).await
-            }
+    /// Begins a transaction with its settings.
+    pub(crate) async fn begin(&self) -> Result<Transaction<'static, Driver>, Error> {
+        match self.begin {
+            None => self.pool.begin().await,
+            Some(begin) => self.pool.begin_with(begin).await,
         }
     }
 
@@ -115,7 +108,7 @@ impl Gate {
         self,
         query: E,
     ) -> Result<Vec<Either<PgQueryResult, PgRow>>, Error> {
-        let mut tx = self.begin_with(None).await?;
+        let mut tx = self.begin().await?;
         let rows = tx.acquire().await?.fetch_many(query).try_collect().await?;
         tx.commit().await?;
         Ok(rows)

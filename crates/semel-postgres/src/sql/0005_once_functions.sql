@@ -99,12 +99,7 @@ BEGIN
   RETURN (m.k).token;
 END $$;
 
--- As the first statement of a transaction: marks the key, or fails with SM212 as semel.once_last does. It is ended by
--- semel.once_end with the same nonce, 16 random bytes.
-CREATE FUNCTION semel.once_begin(
-  scope bytea, id bytea, fingerprint bytea, nonce bytea, retention_ms bigint, tombstone_ms bigint
-) RETURNS bigint LANGUAGE sql VOLATILE AS $$ SELECT semel.once_last($1, $2, $3, '', 'f', $5, $6, $4) $$;
-
+-- As semel.once_done, by the nonce of the mark: for the Rust store, whose last statement takes no parameters.
 CREATE FUNCTION semel.once_end(scope bytea, id bytea, nonce bytea, outcome bytea, outcome_code text)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -112,7 +107,7 @@ BEGIN
   WHERE r.scope = $1 AND r.id = $2 AND r.nonce = $3 AND r.state = 'done' AND r.outcome_code = 'f';
   IF NOT FOUND THEN
     RAISE EXCEPTION 'SEM0211: the key is not marked by this nonce' USING ERRCODE = 'SM211',
-      HINT = 'end it in the transaction that began it';
+      HINT = 'end it in the transaction that marked it';
   END IF;
 END $$;
 

@@ -57,7 +57,7 @@ impl Postgres {
             let done = statement.fetch_all(&mut *connection).await;
             return Ok(done.map_err(|error| (error, autocommit_failed as Verdict)));
         }
-        let mut tx = self.own.begin_with(None).await.map_err(refused)?;
+        let mut tx = self.own.begin().await.map_err(refused)?;
         let rows = match statement.fetch_all(&mut *tx).await {
             Ok(rows) => rows,
             Err(error) => return Ok(Err((error, classify))),

@@ -1,7 +1,7 @@
 //! A key inside your own transaction.
 
 use semel_core::claim::once::Waiters;
-use semel_core::claim::{Keep, Lease, Token, once as machine, step};
+use semel_core::claim::{Keep, Lease, Nonce, Token, once as machine, step};
 use semel_core::{ErrorKind, Fingerprint, Key, StoreError, StoredOutcome};
 use sqlx::{Postgres as Driver, Transaction};
 
@@ -106,7 +106,6 @@ pub async fn once(
             return Ok(Once::First(Pending {
                 key: key.clone(),
                 lease: fresh,
-                keep,
             }));
         }
         let record = seen?;
@@ -116,7 +115,6 @@ pub async fn once(
             return Ok(once.map_first(|lease| Pending {
                 key: key.clone(),
                 lease,
-                keep,
             }));
         }
     }
@@ -131,7 +129,6 @@ pub async fn once(
 pub struct Pending {
     key: Key,
     lease: Lease,
-    keep: Keep,
 }
 
 impl Pending {
@@ -141,7 +138,11 @@ impl Pending {
         self.lease.token
     }
 
-    /// Stores the outcome that duplicates will get; kept from now on for as long as the options said.
+    pub(super) const fn nonce(&self) -> Nonce {
+        self.lease.nonce
+    }
+
+    /// Stores the outcome that duplicates will get; kept for as long as the options said, counted from [`once`].
     ///
     /// # Errors
     /// An outcome over its limit; `Invalid` when this is not the transaction of its `once`.
@@ -158,8 +159,6 @@ impl Pending {
             .bind(self.lease.nonce.0)
             .bind(outcome.code())
             .bind(outcome.bytes())
-            .bind(self.keep.retention_ms)
-            .bind(self.keep.tombstone_ms)
             .execute(&mut **tx)
             .await
             .map_err(|error| classify("complete", error))?;

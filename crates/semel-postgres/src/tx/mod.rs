@@ -5,6 +5,7 @@ mod inbox;
 mod keys;
 mod outbox;
 mod transact;
+mod transact_once;
 
 pub use barrier::{BARRIER_WAIT, Barrier, PendingBarrier, barrier, barrier_within};
 pub(crate) use inbox::mark_many_ms;
@@ -12,3 +13,4 @@ pub use inbox::{InboxTx, mark_many};
 pub use keys::{Once, OnceOptions, Pending, once};
 pub use outbox::{enqueue, enqueue_many, lock_key};
 pub use transact::{REPEAT, TxError, TxFuture, transact};
+pub use transact_once::{Mark, OnceOutcome, transact_once};

@@ -9,11 +9,13 @@ mod guard;
 mod kafka;
 mod kafka_wire;
 mod mariadb;
+mod pgbouncer;
 mod postgres;
 mod redis;
 
 pub use guard::{Guard, free_port};
 pub use kafka::{KafkaServer, kafka};
 pub use mariadb::{MariadbServer, mariadb};
+pub use pgbouncer::{PgBouncer, pgbouncer};
 pub use postgres::{PostgresServer, postgres};
 pub use redis::{RedisCluster, RedisServer, redis};

@@ -2,7 +2,7 @@
 
 use semel_core::claim::{Claim, ClaimReply, Completion, Nonce, OwnerLost, succeeded};
 use semel_core::{Fingerprint, Key, KeyStoreExt, Scope};
-use semel_postgres::tx::{Once, OnceOptions, TxError, once, transact};
+use semel_postgres::tx::{Mark, Once, OnceOptions, OnceOutcome, TxError, once, transact, transact_once};
 use semel_postgres::{Config, Postgres};
 use semel_testkit::crash::{self, Run};
 use semel_testkit::laws::keys::{KEEP, LEASE_MS};
@@ -105,5 +105,50 @@ async fn a_crash_of_a_transaction_leaves_all_of_it_or_nothing() {
             .await
             .unwrap();
         assert_eq!(charges, 1, "{point}");
+    }
+}
+
+/// The same, with the mark at the beginning or at the end.
+async fn charge_under_key(db: &Postgres, mark: Mark) -> &'static str {
+    let request = request();
+    let (key, asked) = (&request.key, request.fingerprint);
+    let run = transact_once(db, key, asked, mark, OnceOptions::default(), |tx| {
+        Box::pin(async move {
+            sqlx::query("INSERT INTO charge (n) VALUES (1)")
+                .execute(&mut **tx)
+                .await?;
+            Ok::<_, TxError<()>>(succeeded("charged"))
+        })
+    });
+    match run.await.unwrap() {
+        OnceOutcome::First(_) => "first",
+        OnceOutcome::Done { outcome, .. } if outcome == succeeded("charged") => "done",
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_crash_under_a_key_leaves_all_of_the_transaction_or_nothing() {
+    for (mark, role) in [(Mark::First, "mark first"), (Mark::Last, "mark last")] {
+        if let Some(url) = crash::role(role) {
+            charge_under_key(&open(url).await, mark).await;
+            return;
+        }
+    }
+    for (mark, role) in [(Mark::First, "mark first"), (Mark::Last, "mark last")] {
+        for (point, successor) in [("once.before_commit", "first"), ("once.committed", "done")] {
+            let (lent, db) = Lent::take().await;
+            let table = "CREATE TABLE IF NOT EXISTS charge (n integer); TRUNCATE charge";
+            sqlx::raw_sql(table).execute(db.pool()).await.unwrap();
+            let name = "keys::crash::a_crash_under_a_key_leaves_all_of_the_transaction_or_nothing";
+            let end = Run::test(name, role, &lent.url).at(point).run();
+            assert!(end.crashed(), "{point}: {end:?}");
+            assert_eq!(charge_under_key(&db, mark).await, successor, "{role}, {point}");
+            let charges: i64 = sqlx::query_scalar("SELECT count(*) FROM charge")
+                .fetch_one(db.pool())
+                .await
+                .unwrap();
+            assert_eq!(charges, 1, "{role}, {point}");
+        }
     }
 }

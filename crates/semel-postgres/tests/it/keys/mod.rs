@@ -1,12 +1,17 @@
 //! Keys.
 
 mod crash;
+mod hints;
 mod history;
+mod home;
 mod laws;
 mod once;
 mod plans;
+mod pooler;
 mod transact;
+mod transact_once;
 mod trouble;
+mod waits;
 
 pub(crate) use once::until_someone_waits;
 use std::sync::{Arc, Mutex};

@@ -13,12 +13,12 @@ use sqlx::{Postgres as Driver, Transaction};
 use super::once::until_someone_waits;
 use super::{Lent, request};
 
-async fn shop(db: &Postgres) {
+pub(super) async fn shop(db: &Postgres) {
     let table = "CREATE TABLE IF NOT EXISTS paid (id bytea); TRUNCATE paid";
     sqlx::raw_sql(table).execute(db.pool()).await.unwrap();
 }
 
-async fn pay(tx: &mut Transaction<'_, Driver>, key: &Key) -> Result<(), sqlx::Error> {
+pub(super) async fn pay(tx: &mut Transaction<'_, Driver>, key: &Key) -> Result<(), sqlx::Error> {
     sqlx::query("INSERT INTO paid (id) VALUES ($1)")
         .bind(key.id())
         .execute(&mut **tx)
@@ -26,13 +26,13 @@ async fn pay(tx: &mut Transaction<'_, Driver>, key: &Key) -> Result<(), sqlx::Er
     Ok(())
 }
 
-async fn paid(db: &Postgres, key: &Key) -> i64 {
+pub(super) async fn paid(db: &Postgres, key: &Key) -> i64 {
     let count = sqlx::query_scalar("SELECT count(*) FROM paid WHERE id = $1").bind(key.id());
     count.fetch_one(db.pool()).await.unwrap()
 }
 
 /// A database behind a proxy; the direct way in, too.
-async fn behind_proxy(lent: &Lent) -> (Proxy, Postgres) {
+pub(super) async fn behind_proxy(lent: &Lent) -> (Proxy, Postgres) {
     let url = &lent.url;
     let port: u16 = url
         .rsplit_once('/')

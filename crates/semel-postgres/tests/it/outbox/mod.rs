@@ -2,6 +2,7 @@
 
 mod limits;
 mod plans;
+mod pooler;
 
 use std::sync::Arc;
 
@@ -27,7 +28,12 @@ async fn fresh() -> (Lent, Postgres) {
 
 async fn world() -> (World, Lent) {
     let (lent, db) = fresh().await;
-    let (writers, aging) = (db.clone(), db.clone());
+    world_of(lent, &db, &db)
+}
+
+/// The laws' world over one way to the database, aged by another.
+fn world_of(lent: Lent, db: &Postgres, direct: &Postgres) -> (World, Lent) {
+    let (db, writers, aging) = (db.clone(), db.clone(), direct.clone());
     let begin = move || {
         let db = writers.clone();
         async move {

@@ -4,6 +4,7 @@ mod adapter;
 mod laws;
 mod names;
 mod once;
+mod python;
 
 use std::sync::Arc;
 

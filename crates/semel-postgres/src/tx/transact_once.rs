@@ -1,0 +1,276 @@
+//! A whole transaction under a key, in hardly more round trips than the transaction alone.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use semel_core::claim::{Nonce, check_outcome, once as machine, step};
+use semel_core::host::dice;
+use semel_core::key::hex;
+use semel_core::{ErrorKind, Fingerprint, Key, Retry, StoreError, StoredOutcome, crash_point};
+use sqlx::{AssertSqlSafe, Postgres as Driver, Transaction};
+
+use super::keys::{Once as Asked, OnceOptions, once};
+use super::transact::{REPEAT, TxError, TxFuture};
+use crate::db::Postgres;
+use crate::error::{classify, commit_failed};
+use crate::gate::query_scalar;
+use crate::store::autocommit::code;
+use crate::store::key_rows::Answer;
+use crate::store::keys::{NO_TOKEN, read_statement};
+
+/// Outcomes up to this many bytes travel in the text of the last statement, together with the commit.
+const FOLDED_BYTES_MAX: usize = 65_536;
+/// The function's answer that the key is taken: see `sql/0005_once_functions.sql`.
+const TAKEN: &str = "SM212";
+
+/// When [`transact_once`] writes its mark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mark {
+    /// With the first statement: a duplicate waits for the first one and does no work. For work that costs, or that may
+    /// meet on rows.
+    #[default]
+    First,
+    /// With the last statement, already finished: one write less. A duplicate does its work in vain, which is then rolled
+    /// back; so only for work whose every effect is in the transaction.
+    Last,
+}
+
+/// What became of a transaction under a key. `First` holds the outcome of this very run.
+pub type OnceOutcome = semel_core::claim::Once<StoredOutcome>;
+
+/// Runs `body` in a transaction under `key`, stores the outcome that it returns, and commits all of it; or says what
+/// became of the key before. COMMIT travels with the outcome: the mark costs one round trip with [`Mark::First`] and none
+/// with [`Mark::Last`].
+///
+/// # Guarantees
+/// *Atomic*, as [`once`](super::once()). `body` is repeated as [`transact`](super::transact()) does; after a lost commit
+/// reply the key is asked by a write that waits for it (rule K5), so that the answer is certain, a restart of the server
+/// included. With [`Mark::Last`] a `body` that fails is answered by the key's outcome where a duplicate was faster.
+///
+/// # Errors
+/// As [`transact`](super::transact()). `ReplyLost` when the server could not be asked in time.
+///
+/// ```no_run
+/// # async fn f(db: &semel_postgres::Postgres, key: semel_core::Key) -> Result<(), Box<dyn std::error::Error>> {
+/// use semel_core::{Fingerprint, claim::{Once, succeeded}};
+/// use semel_postgres::tx::{Mark, OnceOptions, TxError, transact_once};
+/// let asked = Fingerprint::of(b"40.00 to Ada");
+/// let done = transact_once(db, &key, asked, Mark::First, OnceOptions::default(), |tx| Box::pin(async move {
+///     sqlx::query("UPDATE account SET cents = cents + 4000 WHERE name = 'Ada'").execute(&mut **tx).await?;
+///     Ok::<_, TxError<std::io::Error>>(succeeded("paid"))
+/// }))
+/// .await?;
+/// let answer = match done {
+///     Once::First(outcome) | Once::Done { outcome, .. } => outcome,
+///     other => return Err(format!("not now: {other:?}").into()),
+/// };
+/// # Ok(()) }
+/// ```
+pub async fn transact_once<'env, E>(
+    db: &Postgres,
+    key: &Key,
+    fingerprint: Fingerprint,
+    mark: Mark,
+    options: OnceOptions,
+    mut body: impl for<'c> FnMut(&'c mut Transaction<'env, Driver>) -> TxFuture<'c, StoredOutcome, E>,
+) -> Result<OnceOutcome, TxError<E>> {
+    options.keep.check().map_err(StoreError::from)?;
+    let run = Run {
+        db,
+        key,
+        fingerprint,
+        options,
+    };
+    let mut attempt = 1;
+    loop {
+        let nonce = Nonce::random();
+        let error = match run.attempt(mark, nonce, &mut body).await {
+            Ok(done) => return Ok(done),
+            Err(TxError::Store(error)) if error.retry() == Retry::Later => error,
+            Err(error) => return Err(error),
+        };
+        let Some(delay) = REPEAT.delay_ms(attempt, 0, dice()) else {
+            return Err(TxError::Store(error));
+        };
+        tracing::debug!(attempt, %error, "transaction is repeated");
+        tokio::time::sleep(Duration::from_millis(delay)).await;
+        attempt += 1;
+    }
+}
+
+struct Run<'a> {
+    db: &'a Postgres,
+    key: &'a Key,
+    fingerprint: Fingerprint,
+    options: OnceOptions,
+}
+
+fn bytes(bytes: &[u8]) -> String {
+    format!("decode('{}', 'hex')", hex(bytes))
+}
+
+impl Run<'_> {
+    fn name(&self) -> String {
+        format!("{}, {}", bytes(self.key.scope().as_bytes()), bytes(self.key.id()))
+    }
+
+    async fn attempt<'env, E>(
+        &self,
+        mark: Mark,
+        mut nonce: Nonce,
+        body: &mut impl for<'c> FnMut(&'c mut Transaction<'env, Driver>) -> TxFuture<'c, StoredOutcome, E>,
+    ) -> Result<OnceOutcome, TxError<E>> {
+        let mut tx: Transaction<'env, Driver> = self.db.begin().await?;
+        if mark == Mark::First {
+            match once(&mut tx, self.key, self.fingerprint, self.options).await? {
+                Asked::First(pending) => nonce = pending.nonce(),
+                told => {
+                    roll_back(tx).await;
+                    // It is not the first.
+                    return Ok(told.map_first(|_| StoredOutcome::Forgotten));
+                }
+            }
+        }
+        let outcome = match body(&mut tx).await {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                roll_back(tx).await;
+                // What it met may be the work of the duplicate that was faster.
+                return match (mark, self.told().await) {
+                    (Mark::Last, Ok(told)) => Ok(told),
+                    _ => Err(error),
+                };
+            }
+        };
+        if let Err(limit) = check_outcome(&outcome) {
+            roll_back(tx).await;
+            return Err(StoreError::from(limit).into());
+        }
+        crash_point("once.before_commit");
+        let committed = self.commit(tx, mark, nonce, &outcome).await;
+        let error = match committed {
+            Ok(()) => {
+                crash_point("once.committed");
+                return Ok(OnceOutcome::First(outcome));
+            }
+            Err(error) => error,
+        };
+        match code(&error).as_deref() {
+            Some(TAKEN) => Ok(self.told().await?),
+            // Refused before the commit was tried.
+            Some("SM210" | "SM211" | "25P02") => Err(classify("commit", error).into()),
+            _ => {
+                let error = commit_failed("commit", error);
+                if error.retry() != Retry::OutcomeUnknown {
+                    return Err(error.into());
+                }
+                match self.is_mine(nonce).await {
+                    Ok(true) => Ok(OnceOutcome::First(outcome)),
+                    Ok(false) => {
+                        let text = "the connection broke and the server rolled back";
+                        Err(StoreError::new(ErrorKind::NotApplied, "commit", text).into())
+                    }
+                    Err(look) => {
+                        tracing::debug!(error = %look, "looking for a lost commit");
+                        Err(error.into())
+                    }
+                }
+            }
+        }
+    }
+
+    /// Stores the outcome and commits. The statement of the outcome is the last one before the commit and fails in a
+    /// transaction that has failed, where COMMIT alone would not (rule O8).
+    async fn commit(
+        &self,
+        mut tx: Transaction<'_, Driver>,
+        mark: Mark,
+        nonce: Nonce,
+        outcome: &StoredOutcome,
+    ) -> Result<(), sqlx::Error> {
+        let mut end = match mark {
+            Mark::First => format!(
+                "SELECT semel.once_end({}, {}, {}, '{}')",
+                self.name(),
+                bytes(&nonce.0),
+                bytes(outcome.bytes()),
+                outcome.code()
+            ),
+            Mark::Last => format!(
+                "SELECT semel.once_last({}, {}, {}, '{}', {}, {}, {})",
+                self.name(),
+                bytes(&self.fingerprint.to_bytes()),
+                bytes(outcome.bytes()),
+                outcome.code(),
+                self.options.keep.retention_ms,
+                self.options.keep.tombstone_ms,
+                bytes(&nonce.0)
+            ),
+        };
+        let folded = outcome.bytes().len() <= FOLDED_BYTES_MAX;
+        if folded {
+            // The next transaction, which is empty, is what the driver ends when this value is dropped: it does not know
+            // of a commit that it has not sent, and a ROLLBACK outside of a transaction is a warning in the server's log.
+            let _ = write!(end, "; COMMIT AND CHAIN");
+        }
+        sqlx::raw_sql(AssertSqlSafe(end)).execute(&mut *tx).await?;
+        if !folded {
+            tx.commit().await?;
+        }
+        Ok(())
+    }
+
+    /// How a key stands that is taken.
+    async fn told(&self) -> Result<OnceOutcome, StoreError> {
+        let operation = "once";
+        let failed = |error| classify(operation, error);
+        let keys = [self.key];
+        let rows = self.db.autocommit(operation, || read_statement(&keys)).await?;
+        let row = rows.first().ok_or_else(|| failed(sqlx::Error::RowNotFound))?;
+        let Answer { now, seen, .. } = Answer::read(row).map_err(failed)?;
+        let record = seen?;
+        let fresh = machine::fresh(NO_TOKEN);
+        let keep = self.options.keep;
+        let (after, told) = machine::decide(record.clone(), self.key, self.fingerprint, keep, now, fresh);
+        if step::changes(record.as_ref(), after.as_ref(), now) {
+            let text = "the key was taken and is free again; repeat the whole transaction";
+            return Err(StoreError::new(ErrorKind::NotApplied, operation, text));
+        }
+        // Nothing was granted, so there is no first.
+        Ok(told.map_first(|_| StoredOutcome::Forgotten))
+    }
+
+    /// Whether the run of this nonce is committed. The mark of a transaction that is still committing is waited for, by a
+    /// mark of our own that is taken back (rule K5).
+    async fn is_mine(&self, nonce: Nonce) -> Result<bool, StoreError> {
+        let mut tx = self.db.begin().await?;
+        let asked = once(&mut tx, self.key, self.fingerprint, self.options).await?;
+        if matches!(asked, Asked::First(_)) {
+            roll_back(tx).await;
+            return Ok(false);
+        }
+        if matches!(asked, Asked::Busy { .. }) {
+            return Err(StoreError::new(
+                ErrorKind::NotApplied,
+                "commit",
+                "the key is busy",
+            ));
+        }
+        let stored: Option<Option<Vec<u8>>> =
+            query_scalar("SELECT nonce FROM semel.key WHERE scope = $1 AND id = $2")
+                .bind(self.key.scope().as_bytes())
+                .bind(self.key.id())
+                .fetch_optional(&mut *tx)
+                .await
+                .map_err(|error| classify("commit", error))?;
+        roll_back(tx).await;
+        Ok(stored.flatten().as_deref() == Some(&nonce.0[..]))
+    }
+}
+
+/// Awaited, so that its row locks are gone; what was not committed is gone in any case.
+async fn roll_back(tx: Transaction<'_, Driver>) {
+    if let Err(error) = tx.rollback().await {
+        tracing::debug!(%error, "rollback");
+    }
+}

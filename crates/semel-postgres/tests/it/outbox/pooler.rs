@@ -1,0 +1,17 @@
+//! The outbox behind PgBouncer in transaction mode obeys the same laws.
+
+use semel_postgres::{Config, Postgres};
+use semel_testkit::laws::outbox::World;
+use semel_testkit::servers::pgbouncer;
+
+use super::{Lent, fresh, world_of};
+
+async fn world() -> (World, Lent) {
+    let (lent, direct) = fresh().await;
+    let db = Postgres::connect(Config::new(pgbouncer().url(&lent.url)))
+        .await
+        .unwrap();
+    world_of(lent, &db, &direct)
+}
+
+semel_testkit::outbox_laws!(world());
