@@ -48,14 +48,16 @@ impl MariadbServer {
             .unwrap()
             .keep();
         let mut guard = Guard::new(&root);
+        std::fs::create_dir(root.join("tmp")).unwrap();
         if is_root() {
-            run(Command::new("chown").arg("mysql").arg(&root));
+            run(Command::new("chown").args(["-R", "mysql"]).arg(&root));
         }
         let mut install = Command::new(program("mariadb-install-db"));
         install.args(["--no-defaults", "--auth-root-authentication-method=normal"]);
         install.args(["--skip-test-db", "--skip-name-resolve", SMALL]);
         as_mysql(&mut install)
             .arg(format!("--datadir={}", root.join("data").display()))
+            .arg(tmpdir(&root))
             .current_dir("/");
         run(&mut install);
         let port = free_port();
@@ -191,6 +193,7 @@ fn launch(root: &Path, port: u16, options: &Vec<String>) -> Child {
     as_mysql(&mut server)
         .arg(format!("--datadir={}", root.join("data").display()))
         .arg(format!("--socket={}", root.join("socket").display()))
+        .arg(tmpdir(root))
         .arg(format!("--pid-file={}", root.join("pid").display()))
         .arg(format!("--port={port}"))
         .args(["--bind-address=127.0.0.1", "--skip-name-resolve", SMALL])
@@ -202,6 +205,11 @@ fn launch(root: &Path, port: u16, options: &Vec<String>) -> Child {
         .stderr(log)
         .spawn()
         .unwrap()
+}
+
+/// A folder of its own: a server that starts removes all temporary tables it finds there, other servers' too.
+fn tmpdir(root: &Path) -> String {
+    format!("--tmpdir={}", root.join("tmp").display())
 }
 
 fn is_root() -> bool {
