@@ -88,7 +88,7 @@ async fn python(folder: &Path, arguments: &[&str]) -> String {
         .stderr(log.as_file().try_clone().unwrap());
     let mut process = Process::spawn(&mut command).unwrap();
     let text = || std::fs::read_to_string(log.path()).unwrap();
-    let deadline = std::time::Instant::now() + 4 * LIMIT;
+    let deadline = std::time::Instant::now() + 10 * LIMIT;
     loop {
         if let Some(status) = process.ended() {
             assert!(status.success(), "{arguments:?} ended with {status}:\n{}", text());
