@@ -205,7 +205,9 @@ async fn write(mut db: SqliteConnection, mut operations: mpsc::UnboundedReceiver
                             sqlx::query_as(LOOK).bind(&key).fetch_one(&mut *tx).await.unwrap();
                         assert_eq!(row.1, 1);
                     }
-                    answers.push(Box::new(move || drop(back.send(token))));
+                    answers.push(Box::new(move || {
+                        let _ = back.send(token);
+                    }));
                 }
                 Operation::Complete(key, token, back) => {
                     let done = sqlx::query(COMPLETE)
@@ -216,7 +218,9 @@ async fn write(mut db: SqliteConnection, mut operations: mpsc::UnboundedReceiver
                         .await
                         .unwrap();
                     let ok = done.rows_affected() == 1;
-                    answers.push(Box::new(move || drop(back.send(ok))));
+                    answers.push(Box::new(move || {
+                        let _ = back.send(ok);
+                    }));
                 }
             }
         }
