@@ -14,6 +14,7 @@ mod harness;
 mod http;
 mod keys;
 mod keys_redis;
+mod keys_mysql;
 mod load;
 mod machine;
 mod relay;
@@ -50,6 +51,8 @@ enum Bench {
     KeysBatched,
     /// Keys on Redis, single and gathered, against a hash and two scripts by hand.
     KeysRedis,
+    /// Claims on MariaDB, single and batched, against the same by hand.
+    KeysMysql,
     /// The HTTP layer on three stores against bare axum.
     Http,
     /// The gateway against nginx, where nginx, wrk and a `semel` built the same way are there.
@@ -99,6 +102,8 @@ async fn main() {
     }
     if all || matches!(cli.bench, Bench::KeysRedis) {
         keys_redis::run(plan).await;
+    if all || matches!(cli.bench, Bench::KeysMysql) {
+        keys_mysql::run(plan).await;
     }
     if all || matches!(cli.bench, Bench::Http) {
         http::run(plan).await;
