@@ -102,6 +102,7 @@ async fn main() {
     }
     if all || matches!(cli.bench, Bench::KeysRedis) {
         keys_redis::run(plan).await;
+    }
     if all || matches!(cli.bench, Bench::KeysMysql) {
         keys_mysql::run(plan).await;
     }

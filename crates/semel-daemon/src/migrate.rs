@@ -77,7 +77,7 @@ fn stores(args: &MigrateArgs) -> Result<Vec<StoreConfig>, String> {
 fn print(stores: &[StoreConfig]) {
     let mut seen = Vec::new();
     for config in stores {
-        let kind = (config.url.is_sqlite(), config.url.is_redis());
+        let kind = std::mem::discriminant(&config.url);
         if !seen.contains(&kind) {
             seen.push(kind);
             out::data(store::script(&config.url).trim_end());

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use semel_core::model::{MemoryKeys, MemoryOutbox, MemorySagas};
 use semel_core::store::{OutboxStore, SagaStore};
 use semel_core::{ErrorKind, KeyStore, StoreError};
+#[cfg(feature = "mysql")]
+use semel_mysql::Mysql;
 #[cfg(feature = "postgres")]
 use semel_postgres::Postgres;
 #[cfg(feature = "redis")]
@@ -24,6 +26,9 @@ pub(crate) enum Store {
     Postgres(Postgres),
     /// This process, as long as it lives.
     Memory(Memory),
+    /// A MariaDB or MySQL: keys and nothing else yet.
+    #[cfg(feature = "mysql")]
+    Mysql(Mysql),
     /// Keys and nothing else.
     #[cfg(feature = "redis")]
     Redis(Redis),
@@ -66,6 +71,14 @@ impl Store {
                 "open",
                 "this build of semel has no PostgreSQL; build it with: cargo build --release --features postgres",
             )),
+            #[cfg(feature = "mysql")]
+            StoreUrl::Mysql(url) => Ok(Self::Mysql(Mysql::connect(mysql(config, url)).await?)),
+            #[cfg(not(feature = "mysql"))]
+            StoreUrl::Mysql(_) => Err(StoreError::new(
+                ErrorKind::Invalid,
+                "open",
+                "this build of semel has no MySQL; build it with: cargo build --release --features mysql",
+            )),
             #[cfg(feature = "redis")]
             StoreUrl::Redis(url) => {
                 let mut redis = semel_redis::Config::new(url);
@@ -97,6 +110,8 @@ impl Store {
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => db.migrate().await,
             Self::Memory(_) => Ok(0),
+            #[cfg(feature = "mysql")]
+            Self::Mysql(db) => db.migrate().await,
             // There is nothing to install.
             #[cfg(feature = "redis")]
             Self::Redis(_) => Ok(0),
@@ -113,6 +128,8 @@ impl Store {
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => db.schema_version().await,
             Self::Memory(_) => Ok(self.schema_known()),
+            #[cfg(feature = "mysql")]
+            Self::Mysql(db) => db.schema_version().await,
             // Redis has none; what can be wrong with it are its settings.
             #[cfg(feature = "redis")]
             Self::Redis(db) => db.check().await.map(|()| self.schema_known()),
@@ -127,6 +144,8 @@ impl Store {
             Self::Postgres(_) => semel_postgres::SCHEMA_VERSION,
             // There is none.
             Self::Memory(_) => 1,
+            #[cfg(feature = "mysql")]
+            Self::Mysql(_) => semel_mysql::SCHEMA_VERSION,
             #[cfg(feature = "redis")]
             Self::Redis(_) => 1,
         }
@@ -157,6 +176,8 @@ impl Store {
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => Arc::new(db.clone()),
             Self::Memory(memory) => memory.0.clone(),
+            #[cfg(feature = "mysql")]
+            Self::Mysql(db) => Arc::new(db.clone()),
             #[cfg(feature = "redis")]
             Self::Redis(db) => Arc::new(db.clone()),
         }
@@ -172,6 +193,8 @@ impl Store {
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => Arc::new(db.clone()),
             Self::Memory(_) => Arc::new(MemorySagas::default()),
+            #[cfg(feature = "mysql")]
+            Self::Mysql(_) => return Err(mysql_keys_only()),
             #[cfg(feature = "redis")]
             Self::Redis(_) => return Err(keys_only()),
         })
@@ -187,6 +210,8 @@ impl Store {
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => Arc::new(db.clone()),
             Self::Memory(_) => Arc::new(MemoryOutbox::default()),
+            #[cfg(feature = "mysql")]
+            Self::Mysql(_) => return Err(mysql_keys_only()),
             #[cfg(feature = "redis")]
             Self::Redis(_) => return Err(keys_only()),
         })
@@ -198,6 +223,8 @@ impl Store {
             Self::Sqlite(_) | Self::Memory(_) => 1,
             #[cfg(feature = "postgres")]
             Self::Postgres(_) => 4,
+            #[cfg(feature = "mysql")]
+            Self::Mysql(_) => 1,
             #[cfg(feature = "redis")]
             Self::Redis(_) => 1,
         }
@@ -210,10 +237,28 @@ impl Store {
             #[cfg(feature = "postgres")]
             Self::Postgres(db) => db.close().await,
             Self::Memory(_) => {}
+            #[cfg(feature = "mysql")]
+            Self::Mysql(db) => db.close().await,
             #[cfg(feature = "redis")]
             Self::Redis(db) => db.close(),
         }
     }
+}
+
+/// The settings of a connection to MariaDB or MySQL.
+#[cfg(feature = "mysql")]
+pub(crate) fn mysql(config: &StoreConfig, url: &str) -> semel_mysql::Config {
+    let mut mysql = semel_mysql::Config::new(url);
+    mysql.connections_max = config.connections_max;
+    mysql.acquire_timeout = config.acquire_timeout;
+    mysql
+}
+
+#[cfg(feature = "mysql")]
+fn mysql_keys_only() -> StoreError {
+    let text =
+        "for MariaDB and MySQL only keys are built yet; name a SQLite or PostgreSQL store for this role";
+    StoreError::new(ErrorKind::Invalid, "open", text).with_code("SEM0222")
 }
 
 #[cfg(feature = "redis")]
@@ -234,6 +279,10 @@ pub(crate) fn script(url: &StoreUrl) -> String {
         StoreUrl::Postgres(_) => semel_postgres::script(),
         #[cfg(not(feature = "postgres"))]
         StoreUrl::Postgres(_) => String::new(),
+        #[cfg(feature = "mysql")]
+        StoreUrl::Mysql(_) => semel_mysql::script(),
+        #[cfg(not(feature = "mysql"))]
+        StoreUrl::Mysql(_) => String::new(),
         StoreUrl::Redis(_) => "-- Redis: nothing to install".to_owned(),
     }
 }

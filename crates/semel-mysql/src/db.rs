@@ -21,6 +21,16 @@ SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
 const MARK: &str = "SAVEPOINT semel";
 pub(crate) const CHECK_MARK: &str = "RELEASE SAVEPOINT semel";
 
+/// One statement for each right; none of them finds a row, because no key is empty.
+const RIGHTS: &str = "SELECT COUNT(*) FROM semel_token;
+UPDATE semel_token SET token = token WHERE one = 0;
+INSERT INTO semel_key (key_bytes, state, token_last, version, replaces)
+  SELECT key_bytes, state, token_last, version, replaces FROM semel_key WHERE key_bytes = x'';
+UPDATE semel_key SET version = version WHERE key_bytes = x'';
+DELETE FROM semel_key WHERE key_bytes = x'';
+INSERT INTO semel_commit (id) SELECT id FROM semel_commit WHERE id = x'';
+DELETE FROM semel_commit WHERE id = x''";
+
 /// A MariaDB or MySQL database. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
 pub struct Mysql {
@@ -73,12 +83,24 @@ impl Mysql {
         })
     }
 
-    /// Connects once and reads what matters of the server's settings, without demanding anything of them.
+    /// What matters of the server's settings now; they can change while it runs.
     ///
     /// # Errors
     /// The server cannot be reached.
-    pub async fn settings(config: &Config) -> Result<ServerSettings, StoreError> {
-        read_settings(&options(config)?, config).await
+    pub async fn settings(&self) -> Result<ServerSettings, StoreError> {
+        let connection = self.own.acquire().await;
+        ServerSettings::read(&mut *connection.map_err(|error| classify("settings", error))?).await
+    }
+
+    /// Whether the user may do with Semel's tables what Semel does; changes nothing.
+    ///
+    /// # Errors
+    /// `Invalid` when a right is missing, `Schema` when a table is.
+    pub async fn check_rights(&self) -> Result<(), StoreError> {
+        let failed = |error| classify("check", error);
+        let mut tx = self.pool.begin().await.map_err(failed)?;
+        sqlx::raw_sql(RIGHTS).execute(&mut *tx).await.map_err(failed)?;
+        tx.rollback().await.map_err(failed)
     }
 
     /// The pool, for your own statements. Its sessions are strict, in UTC and at READ COMMITTED.
@@ -149,7 +171,7 @@ pub(crate) async fn still_there(
     }
 }
 
-fn options(config: &Config) -> Result<MySqlConnectOptions, StoreError> {
+pub(crate) fn options(config: &Config) -> Result<MySqlConnectOptions, StoreError> {
     // The driver would take any scheme.
     let scheme = config.url.split(':').next().unwrap_or_default();
     let known = matches!(scheme, "mysql" | "mariadb") && config.url.contains("://");
@@ -163,7 +185,10 @@ fn options(config: &Config) -> Result<MySqlConnectOptions, StoreError> {
 }
 
 /// One connection by hand: the pool would try until its time-out and then hide why it was refused.
-async fn read_settings(options: &MySqlConnectOptions, config: &Config) -> Result<ServerSettings, StoreError> {
+pub(crate) async fn read_settings(
+    options: &MySqlConnectOptions,
+    config: &Config,
+) -> Result<ServerSettings, StoreError> {
     let failed = |error| classify("connect", error);
     let first = tokio::time::timeout(config.acquire_timeout, async {
         let mut first: MySqlConnection = options.connect().await.map_err(failed)?;

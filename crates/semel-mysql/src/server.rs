@@ -5,6 +5,8 @@ use semel_core::{ErrorKind, StoreError};
 use sqlx::Row as _;
 use sqlx::mysql::MySqlConnection;
 
+use crate::config::Config;
+use crate::db::{options, read_settings};
 use crate::error::classify;
 
 /// Bytes that the server must take in one statement: the largest outcome as hexadecimal digits, and the rest of its row.
@@ -17,7 +19,7 @@ const ASK: &str = "SELECT CAST(@@version AS CHAR) AS version,
   CAST(@@max_allowed_packet AS SIGNED) AS packet, CAST(@@session.sql_mode AS CHAR) AS sql_mode,
   CAST(@@innodb_rollback_on_timeout AS SIGNED) AS rollback_on_timeout, CAST(DATABASE() AS CHAR) AS db";
 
-/// What matters of a server's settings; read by [`Mysql::settings`](crate::Mysql::settings).
+/// What matters of a server's settings; read by [`Mysql::settings`](crate::Mysql::settings) or, before connecting, by [`ServerSettings::of`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerSettings {
     /// `@@version`, such as `10.11.6-MariaDB`.
@@ -54,6 +56,14 @@ pub struct Fault {
 }
 
 impl ServerSettings {
+    /// Connects once and reads them, without demanding anything of them.
+    ///
+    /// # Errors
+    /// The URL cannot be read, or the server cannot be reached.
+    pub async fn of(config: &Config) -> Result<Self, StoreError> {
+        read_settings(&options(config)?, config).await
+    }
+
     pub(crate) async fn read(connection: &mut MySqlConnection) -> Result<Self, StoreError> {
         let failed = |error| classify("settings", error);
         let row = sqlx::query(ASK).fetch_one(connection).await.map_err(failed)?;

@@ -20,6 +20,11 @@ pub(crate) async fn check(configs: &[StoreConfig], findings: &mut Vec<Finding>) 
         }
         let store = match Store::open(config).await {
             Ok(store) => store,
+            #[cfg(feature = "mysql")]
+            Err(error) if matches!(error.code(), "SEM0220" | "SEM0221") => {
+                findings.extend(refused(&part, config, &error).await);
+                continue;
+            }
             Err(error) => {
                 let found = format!("{}: {}", config.url, chain(&error));
                 // A file is nothing to start, and every other error says what to do.
@@ -178,6 +183,8 @@ async fn durability(part: &str, store: &Store) -> Result<Vec<Finding>, sqlx::Err
             });
             Ok(findings)
         }
+        #[cfg(feature = "mysql")]
+        Store::Mysql(db) => Ok(mysql(part, db).await),
         #[cfg(feature = "redis")]
         Store::Redis(db) => Ok(redis(part, db).await),
     }
@@ -213,6 +220,87 @@ async fn redis(part: &str, db: &semel_redis::Redis) -> Vec<Finding> {
     }
     if let Err(error) = judged {
         findings.push(Finding::failed(part, "fits", chain(&error)));
+    }
+    findings
+}
+
+/// A MariaDB or MySQL that Semel does not work with: each setting by name.
+#[cfg(feature = "mysql")]
+async fn refused(part: &str, config: &StoreConfig, error: &semel_core::StoreError) -> Vec<Finding> {
+    let StoreUrl::Mysql(url) = &config.url else {
+        return vec![Finding::failed(part, "reachable", chain(error))];
+    };
+    match semel_mysql::ServerSettings::of(&crate::store::mysql(config, url)).await {
+        Ok(settings) => {
+            let mut findings = vec![Finding::ok(part, "reachable", config.url.to_string())];
+            findings.extend(faults(part, &settings));
+            findings
+        }
+        Err(error) => vec![Finding::failed(part, "reachable", chain(&error))],
+    }
+}
+
+#[cfg(feature = "mysql")]
+fn faults(part: &str, settings: &semel_mysql::ServerSettings) -> Vec<Finding> {
+    let one = |fault: semel_mysql::Fault| {
+        let (code, check) = match (fault.name, fault.lossy) {
+            ("version", _) => ("SEM0221", "version"),
+            ("read_only", _) => ("SEM0104", "primary"),
+            (_, true) => ("SEM0220", "durability"),
+            (_, false) => ("SEM0221", "settings"),
+        };
+        let found = format!("{code}: {} = {}", fault.name, fault.found);
+        Finding::bad(part, check, found, fault.fix)
+    };
+    settings.faults().into_iter().map(one).collect()
+}
+
+/// What a MariaDB or MySQL says about itself, and whether the user has the rights.
+#[cfg(feature = "mysql")]
+async fn mysql(part: &str, db: &semel_mysql::Mysql) -> Vec<Finding> {
+    let settings = match db.settings().await {
+        Ok(settings) => settings,
+        Err(error) => return vec![Finding::failed(part, "settings", chain(&error))],
+    };
+    let mut findings = faults(part, &settings);
+    if settings.is_supported() {
+        let kind = if settings.is_mariadb() { "" } else { "MySQL " };
+        findings.push(Finding::ok(
+            part,
+            "version",
+            format!("{kind}{}", settings.version),
+        ));
+    }
+    if settings.is_durable() {
+        let log = if settings.log_bin {
+            format!("sync_binlog={}", settings.sync_binlog)
+        } else {
+            "no binary log".to_owned()
+        };
+        let found = format!(
+            "innodb_flush_log_at_trx_commit={}, innodb_doublewrite=on, {log}",
+            settings.flush_log
+        );
+        findings.push(Finding::ok(part, "durability", found));
+    }
+    let strict = settings.sql_mode.contains("STRICT_ALL_TABLES");
+    findings.push(if strict {
+        Finding::ok(
+            part,
+            "strictness",
+            "sql_mode of our sessions has STRICT_ALL_TABLES",
+        )
+    } else {
+        let found = format!("sql_mode of our sessions is {}", settings.sql_mode);
+        let fix =
+            "something between semel and the server sets it: connect without it, or let it pass sql_mode on";
+        Finding::bad(part, "strictness", found, fix)
+    });
+    match db.check_rights().await {
+        Ok(()) => findings.push(Finding::ok(part, "rights", "may read and write Semel's tables")),
+        // Of a schema that is missing another line speaks, of a replica, too.
+        Err(error) if matches!(error.kind(), ErrorKind::Schema | ErrorKind::Unavailable) => {}
+        Err(error) => findings.push(Finding::failed(part, "rights", chain(&error))),
     }
     findings
 }

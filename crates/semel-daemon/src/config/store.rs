@@ -32,20 +32,21 @@ const FIELDS: &[super::spec::Field] = &[
         "store URL",
         "`sqlite:FILE` or `postgres://user:password@host:port/database`; \
          a relative FILE is looked for beside the configuration file; for keys alone also \
+         `mysql://user:password@host:port/database` (MariaDB or MySQL) and \
          `redis://user:password@host:port/database` or `rediss://`, several nodes of a cluster with commas between them. \
          `memory:` for gateways only: **everything is forgotten when semel stops**, so a retry after that is sent again",
     ),
     field(
         "migrate",
         "true or false",
-        "`true` for SQLite, `false` for PostgreSQL",
+        "`true` for SQLite, else `false`",
         "install or upgrade the tables at start; where it is off, run `semel migrate` first",
     ),
     field(
         "connections_max",
         "number",
         "8",
-        "connections to PostgreSQL; reading connections to SQLite",
+        "connections to PostgreSQL, MariaDB or MySQL; reading connections to SQLite",
     ),
     field(
         "acquire_timeout_ms",
@@ -146,6 +147,8 @@ pub(crate) enum StoreUrl {
     Postgres(String),
     /// This process, as long as it lives.
     Memory,
+    /// A server's URL, of MariaDB or MySQL.
+    Mysql(String),
     /// A server's URL, or several of a cluster's nodes.
     Redis(String),
 }
@@ -154,11 +157,8 @@ impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
-            Self::Postgres(url) => {
-                let rest = url.split_once("://").map_or("", |(_, rest)| rest);
-                let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
-                write!(f, "postgres://{}", rest.split('?').next().unwrap_or(""))
-            }
+            Self::Postgres(url) => write!(f, "postgres://{}", shown(url)),
+            Self::Mysql(url) => write!(f, "mysql://{}", shown(url)),
             Self::Memory => f.write_str("memory:"),
             Self::Redis(urls) => {
                 let shown = urls.split(',').map(|url| {
@@ -172,10 +172,26 @@ impl fmt::Display for StoreUrl {
     }
 }
 
+/// Host and database: neither user and password nor parameters.
+fn shown(url: &str) -> &str {
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    rest.split('?').next().unwrap_or("")
+}
+
 impl fmt::Debug for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")
     }
+}
+
+/// A kind of store that holds keys and nothing else.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KeysOnly {
+    /// What other roles need instead.
+    pub(crate) needed: &'static str,
+    /// What it is, and the code.
+    pub(crate) is: &'static str,
 }
 
 /// What is wrong with a store URL, and the fix. Says nothing of what stands after the scheme.
@@ -188,7 +204,16 @@ pub(crate) struct UrlTrouble {
 }
 
 /// The schemes there are.
-const SCHEMES: [&str; 6] = ["sqlite", "postgres", "postgresql", "redis", "rediss", "memory"];
+const SCHEMES: [&str; 8] = [
+    "sqlite",
+    "postgres",
+    "postgresql",
+    "mysql",
+    "mariadb",
+    "redis",
+    "rediss",
+    "memory",
+];
 
 impl StoreUrl {
     /// Reads a URL; a relative SQLite file is taken from `folder`.
@@ -237,6 +262,26 @@ impl StoreUrl {
                 "the store URL names something after memory:".to_owned(),
                 "write memory: alone, and only where all keys may be forgotten when semel stops",
             )),
+            "mysql" | "mariadb" if !cfg!(feature = "mysql") => Err(trouble(
+                "this build of semel has no MySQL".to_owned(),
+                "build it with: cargo build --release --features mysql",
+            )),
+            "mysql" | "mariadb" => {
+                let rest = rest.strip_prefix("//").unwrap_or_default();
+                let forms = "write mysql://user:password@host:port/database";
+                if rest.is_empty() || rest.starts_with('/') {
+                    return Err(trouble("the store URL names no server".to_owned(), forms));
+                }
+                let path = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+                let path = path.split('?').next().unwrap_or_default();
+                if path
+                    .split_once('/')
+                    .is_none_or(|(_, database)| database.is_empty())
+                {
+                    return Err(trouble("the store URL names no database".to_owned(), forms));
+                }
+                Ok(Self::Mysql(text.to_owned()))
+            }
             "redis" | "rediss" if !cfg!(feature = "redis") => Err(trouble(
                 "this build of semel has no Redis".to_owned(),
                 "build it with: cargo build --release --features redis",
@@ -254,7 +299,7 @@ impl StoreUrl {
                 Ok(Self::Redis(text.to_owned()))
             }
             other => {
-                let known = "known schemes: sqlite:, postgres://, redis://, rediss://";
+                let known = "known schemes: sqlite:, postgres://, mysql://, redis://, rediss://";
                 let fix = match nearest(other, SCHEMES.into_iter()) {
                     Some(near) => format!("did you mean `{near}`? {known}"),
                     None => known.to_owned(),
@@ -277,7 +322,22 @@ impl StoreUrl {
         matches!(self, Self::Sqlite(_))
     }
 
-    /// Whether it holds keys and nothing else.
+    /// What to say where it holds keys and nothing else.
+    pub(crate) const fn keys_only(&self) -> Option<KeysOnly> {
+        match self {
+            Self::Sqlite(_) | Self::Postgres(_) | Self::Memory => None,
+            Self::Mysql(_) => Some(KeysOnly {
+                needed: "SQLite or PostgreSQL",
+                is: "a MariaDB or MySQL, for which only keys are built yet (SEM0222)",
+            }),
+            Self::Redis(_) => Some(KeysOnly {
+                needed: "an SQL store",
+                is: "a Redis, which holds keys only (SEM0239)",
+            }),
+        }
+    }
+
+    /// Whether it is a Redis.
     pub(crate) const fn is_redis(&self) -> bool {
         matches!(self, Self::Redis(_))
     }
@@ -296,8 +356,8 @@ pub(crate) fn read(name: &str, table: &Table<'_>, folder: &Path) -> Option<Store
     let acquire = table.number("acquire_timeout_ms", 1..=600_000);
     let redis = RedisSettings::read(table, url.as_ref());
     let url = url?;
-    if url.is_redis() {
-        table.is_for_keys_only(name);
+    if let Some(kind) = url.keys_only() {
+        table.is_for_keys_only(name, kind);
     }
     Some(StoreConfig {
         redis,
@@ -333,7 +393,16 @@ mod tests {
             ("sqlite:", "the store URL names no file"),
             ("sqlite::memory:", "the store URL names no file"),
             ("sqlite:a.db?mode=ro", "the store URL has parameters"),
-            ("mysql://u:hunter2@h/d", "unknown scheme `mysql` in the store URL"),
+            (
+                "oracle://u:hunter2@h/d",
+                "unknown scheme `oracle` in the store URL",
+            ),
+            ("mysql:", "the store URL names no server"),
+            ("mysql://u:hunter2@h:3306", "the store URL names no database"),
+            (
+                "mysql://u:hunter2@h/?ssl-mode=required",
+                "the store URL names no database",
+            ),
             ("postgres:", "the store URL names no server"),
             ("redis://", "the store URL names no server"),
             ("redis://u:hunter2@h,h2", "the store URL names no server"),
@@ -351,6 +420,8 @@ mod tests {
         let url = parse("postgres://u:p@ss@db:5432/shop?password=x").unwrap();
         assert_eq!(url.to_string(), "postgres://db:5432/shop");
         assert_eq!(format!("{url:?}"), "postgres://db:5432/shop");
+        let url = parse("mysql://u:p@ss@db:3306/shop?ssl-mode=required").unwrap();
+        assert_eq!(url.to_string(), "mysql://db:3306/shop");
         let url = parse("rediss://u:p@ss@one:1/0,rediss://:x@two:2").unwrap();
         assert_eq!(url.to_string(), "rediss://one:1/0,rediss://two:2");
     }

@@ -19,6 +19,8 @@ mod keys;
 mod migrate;
 mod mistakes;
 mod python;
+#[cfg(feature = "mysql")]
+mod mysql;
 mod receiver;
 mod relays;
 mod saga_api;

@@ -16,6 +16,7 @@ use toml::de::{DeTable, DeValue};
 use crate::config::ROOT_HEADER;
 use crate::config::mistake::Mistake;
 use crate::config::spec::Section;
+use crate::config::store::KeysOnly;
 
 /// Bytes of a name at most.
 pub(crate) const NAME_BYTES_MAX: usize = 64;
@@ -30,7 +31,7 @@ pub(crate) struct Reader<'a> {
     /// The stores there are, right or wrong.
     stores: RefCell<Vec<String>>,
     /// Those of them that hold keys and nothing else.
-    pub(super) keys_only: RefCell<Vec<String>>,
+    pub(super) keys_only: RefCell<Vec<(String, KeysOnly)>>,
     /// Names already given, by header.
     names: RefCell<HashSet<(&'static str, String)>>,
     /// Streams that a relay publishes already, by store.

@@ -5,7 +5,7 @@ use toml::de::DeValue;
 
 use super::{At, NAME_BYTES_MAX, Table};
 use crate::config::spec::nearest;
-use crate::config::store::DEFAULT;
+use crate::config::store::{DEFAULT, KeysOnly};
 
 impl Table<'_> {
     /// The role's `name`: a label of metrics and part of the owner of leases, so a small alphabet, and unique.
@@ -64,16 +64,13 @@ impl Table<'_> {
         Some(wanted.value)
     }
 
-    /// The same for a role that keeps more than keys: a store on Redis is a mistake.
+    /// The same for a role that keeps more than keys: a store that holds keys only is a mistake.
     pub(crate) fn sql_store(&self) -> Option<String> {
         let store = self.store()?;
-        if self.reader.keys_only.borrow().contains(&store) {
-            let message = format!(
-                "{} needs an SQL store; `{store}` is a Redis, which holds keys only",
-                self.header()
-            );
-            let fix =
-                "name a SQLite, PostgreSQL or MySQL store with `store` (SEM0239); keep this one for gateways";
+        let kinds = self.reader.keys_only.borrow();
+        if let Some((_, KeysOnly { needed, is })) = kinds.iter().find(|(name, _)| *name == store) {
+            let message = format!("{} needs {needed}; `{store}` is {is}", self.header());
+            let fix = "name a SQLite or PostgreSQL store with `store`; keep this one for gateways";
             let span = self.text("store").map_or_else(|| self.span(), |name| name.span);
             self.mistake(span, message, fix);
         }
@@ -81,8 +78,8 @@ impl Table<'_> {
     }
 
     /// Notes that this store holds keys and nothing else.
-    pub(crate) fn is_for_keys_only(&self, store: &str) {
-        self.reader.keys_only.borrow_mut().push(store.to_owned());
+    pub(crate) fn is_for_keys_only(&self, store: &str, kind: KeysOnly) {
+        self.reader.keys_only.borrow_mut().push((store.to_owned(), kind));
     }
 
     /// Two relays of one store cannot publish the same stream: it has one cursor and one sink.

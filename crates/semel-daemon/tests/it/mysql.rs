@@ -1,0 +1,155 @@
+//! A store on MariaDB: the gateway's keys, and what `migrate` and `check` say of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use semel_client::{HttpClient, Limits};
+use semel_testkit::servers::{MariadbServer, free_port, mariadb};
+
+use super::daemon::{Folder, LIMIT, run, texts};
+
+/// The line of one check of the default store.
+fn line<'a>(stdout: &'a str, check: &str) -> &'a str {
+    let wanted = format!("\tstore default\t{check}\t");
+    let found = stdout.lines().find(|line| line.contains(&wanted));
+    found.unwrap_or_else(|| panic!("no line for {check} in\n{stdout}"))
+}
+
+fn check(url: &str) -> (String, i32) {
+    let folder = Folder::new(&format!("[store]\nurl = \"{url}\"\nacquire_timeout_ms = 2000\n"));
+    let (stdout, _, code) = texts(&run(folder.path(), &["check"]));
+    (stdout, code)
+}
+
+fn migrate(url: &str) -> String {
+    let folder = Folder::new(&format!("[store]\nurl = \"{url}\"\n"));
+    let (stdout, stderr, code) = texts(&run(folder.path(), &["migrate"]));
+    assert_eq!(code, 0, "{stderr}");
+    stdout
+}
+
+#[test]
+fn tables_are_installed_once_and_can_be_printed() {
+    let url = mariadb().fresh_database();
+    let (stdout, code) = check(&url);
+    assert_eq!(code, 1, "{stdout}");
+    assert!(
+        line(&stdout, "schema").contains("run `semel migrate`"),
+        "{stdout}"
+    );
+    assert!(migrate(&url).contains("installed by 1 script"));
+    assert!(migrate(&url).contains("was there already"));
+    let folder = Folder::new("[store]\nurl = \"mysql://app:hunter2@db/shop\"\n");
+    let (stdout, _, code) = texts(&run(folder.path(), &["migrate", "--print"]));
+    assert_eq!(code, 0);
+    assert!(
+        stdout.contains("CREATE TABLE IF NOT EXISTS semel_key"),
+        "{stdout}"
+    );
+    assert!(!stdout.contains("hunter2"));
+}
+
+#[test]
+fn check_names_each_setting_that_does_not_do_with_its_fix() {
+    let server = MariadbServer::start_with(&["--log-bin", "--sync-binlog=1", "--server-id=1"]);
+    let url = server.fresh_database();
+    migrate(&url);
+    let (stdout, code) = check(&url);
+    assert_eq!(code, 0, "{stdout}");
+    assert!(line(&stdout, "version").contains("MariaDB"), "{stdout}");
+    assert!(line(&stdout, "durability").contains("innodb_flush_log_at_trx_commit=1"));
+    assert!(line(&stdout, "strictness").starts_with("ok"));
+    assert!(line(&stdout, "rights").starts_with("ok"));
+
+    server.run_sql("SET GLOBAL innodb_flush_log_at_trx_commit = 2; SET GLOBAL sync_binlog = 0; SET GLOBAL max_allowed_packet = 1048576");
+    let (stdout, code) = check(&url);
+    assert_eq!(code, 1, "{stdout}");
+    for wanted in [
+        "SEM0220: innodb_flush_log_at_trx_commit = 2",
+        "SET GLOBAL innodb_flush_log_at_trx_commit = 1",
+        "SEM0220: sync_binlog = 0",
+        "SET GLOBAL sync_binlog = 1",
+        "SEM0221: max_allowed_packet = 1048576",
+        "SET GLOBAL max_allowed_packet = 16777216",
+    ] {
+        assert!(stdout.contains(wanted), "{wanted} is not in\n{stdout}");
+    }
+}
+
+#[test]
+fn wrong_password_unknown_database_and_missing_rights_are_told() {
+    let server = mariadb();
+    let url = server.fresh_database();
+    let database = url.rsplit_once('/').unwrap().1;
+    migrate(&url);
+    server.run_sql(&format!(
+        "CREATE USER 'reader'@'127.0.0.1' IDENTIFIED BY 'hunter2'; GRANT SELECT ON {database}.* TO 'reader'@'127.0.0.1'"
+    ));
+    let at = |user: &str, database: &str| format!("mysql://{user}@127.0.0.1:{}/{database}", server.port());
+    let (stdout, code) = check(&at("reader:wrong", database));
+    assert_eq!(code, 1);
+    assert!(
+        line(&stdout, "reachable").contains("refuses this user, password or database"),
+        "{stdout}"
+    );
+    let (stdout, code) = check(&at("root", "no_such_database"));
+    assert_eq!(code, 1);
+    assert!(
+        line(&stdout, "reachable").contains("no_such_database"),
+        "{stdout}"
+    );
+    let (stdout, code) = check(&at("reader:hunter2", database));
+    assert_eq!(code, 1, "{stdout}");
+    assert!(line(&stdout, "rights").contains("lacks a right"), "{stdout}");
+    assert!(!stdout.contains("hunter2"), "{stdout}");
+}
+
+async fn send(port: u16, key: &str) -> Response<Bytes> {
+    let request = Request::post(format!("http://127.0.0.1:{port}/charge"))
+        .header("idempotency-key", key)
+        .body(Bytes::from_static(b"{}"))
+        .unwrap();
+    HttpClient::new(Limits::default())
+        .send(request, LIMIT)
+        .await
+        .unwrap()
+}
+
+/// Two gateways share a MariaDB: what one has sent the other replays, also after a kill -9.
+#[tokio::test]
+async fn gateways_share_their_keys_on_mariadb() {
+    let done = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&done);
+    let charge = move || {
+        let n = count.fetch_add(1, Ordering::SeqCst) + 1;
+        async move { format!("charge {n}") }
+    };
+    let app = axum::Router::new().route("/charge", axum::routing::post(charge));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let upstream = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+
+    let url = mariadb().fresh_database();
+    let (one, two) = (free_port(), free_port());
+    let folder = |port| {
+        Folder::new(&format!(
+            "[store]\nurl = \"{url}\"\nmigrate = true\n[[gateway]]\nname = \"api\"\nlisten = \"127.0.0.1:{port}\"\n\
+             upstream = \"http://{upstream}\"\nanonymous = true\n",
+        ))
+    };
+    let (first, second) = (folder(one), folder(two));
+    let mut a = first.start().await;
+    let b = second.start().await;
+    a.until_ready().await;
+    b.until_ready().await;
+    let answer = send(one, "a").await;
+    assert_eq!(&answer.body()[..], b"charge 1");
+    a.process.kill();
+    let again = send(two, "a").await;
+    assert_eq!(&again.body()[..], b"charge 1");
+    assert_eq!(again.headers()["idempotent-replayed"], "true");
+    assert_eq!(done.load(Ordering::SeqCst), 1);
+    assert_eq!(b.stop().await.0, 0);
+}
