@@ -14,6 +14,7 @@ mod harness;
 mod http;
 mod keys;
 mod keys_mysql;
+mod keys_postgres;
 mod keys_redis;
 mod load;
 mod machine;
@@ -53,6 +54,8 @@ enum Bench {
     KeysRedis,
     /// Claims on MariaDB, single and batched, against the same by hand.
     KeysMysql,
+    /// Keys on PostgreSQL against statements by hand: batches, replays, and keys in business transactions.
+    KeysPostgres,
     /// The HTTP layer on three stores against bare axum.
     Http,
     /// The gateway against nginx, where nginx, wrk and a `semel` built the same way are there.
@@ -105,6 +108,9 @@ async fn main() {
     }
     if all || matches!(cli.bench, Bench::KeysMysql) {
         keys_mysql::run(plan).await;
+    }
+    if all || matches!(cli.bench, Bench::KeysPostgres) {
+        keys_postgres::run(plan).await;
     }
     if all || matches!(cli.bench, Bench::Http) {
         http::run(plan).await;
