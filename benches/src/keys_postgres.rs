@@ -261,16 +261,21 @@ async fn transactions(b: &Bench) {
     .await;
 }
 
+/// Token, state, fingerprint, answer.
+type Claimed = (Option<i64>, Option<i16>, Option<Vec<u8>>, Option<Vec<u8>>);
+/// The id before them.
+type ClaimedMany = (
+    Vec<u8>,
+    Option<i64>,
+    Option<i16>,
+    Option<Vec<u8>>,
+    Option<Vec<u8>>,
+);
+
 async fn by_hand_many(pool: PgPool, ids: Ids) -> u64 {
     let mut keys: Vec<Vec<u8>> = (0..BATCH).map(|_| ids.next().id().to_vec()).collect();
     keys.sort_unstable();
-    let rows: Vec<(
-        Vec<u8>,
-        Option<i64>,
-        Option<i16>,
-        Option<Vec<u8>>,
-        Option<Vec<u8>>,
-    )> = sqlx::query_as(CLAIM_MANY)
+    let rows: Vec<ClaimedMany> = sqlx::query_as(CLAIM_MANY)
         .bind(&keys)
         .bind(vec![asked().to_bytes(); BATCH])
         .bind(30_000_f64)
@@ -318,7 +323,7 @@ async fn by_hand(pool: PgPool, ids: Ids) -> u64 {
 }
 
 async fn by_hand_key(pool: PgPool, key: Key) -> u64 {
-    let row: (Option<i64>, Option<i16>, Option<Vec<u8>>, Option<Vec<u8>>) = sqlx::query_as(CLAIM)
+    let row: Claimed = sqlx::query_as(CLAIM)
         .bind(key.id().to_vec())
         .bind(asked().to_bytes())
         .bind(30_000_f64)

@@ -18,9 +18,9 @@ mod kafka;
 mod keys;
 mod migrate;
 mod mistakes;
-mod python;
 #[cfg(feature = "mysql")]
 mod mysql;
+mod python;
 mod receiver;
 mod relays;
 mod saga_api;
