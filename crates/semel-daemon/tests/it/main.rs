@@ -22,6 +22,8 @@ mod mistakes;
 mod mysql;
 mod python;
 mod receiver;
+#[cfg(feature = "redis")]
+mod redis;
 mod relays;
 mod saga_api;
 mod sagas;
