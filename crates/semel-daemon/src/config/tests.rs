@@ -30,7 +30,7 @@ lisen = "127.0.0.1:7080"
 body_bytes_max = "x"
 
 [store]
-url = "mysql://root:hunter2@db/x"
+url = "mongo://root:hunter2@db/x"
 migrate = 3
 
 [[relay]]
@@ -51,10 +51,10 @@ semel.toml:3:18: `body_bytes_max` must be a whole number, not text
     |                  ^^^
     = write it like `body_bytes_max = 1048576`
 
-semel.toml:6:7: unknown scheme `mysql` in the store URL
-  6 | url = "mysql://root:*******@db/x"
+semel.toml:6:7: unknown scheme `mongo` in the store URL
+  6 | url = "mongo://root:*******@db/x"
     |       ^^^^^^^^^^^^^^^^^^^^^^^^^^^
-    = known schemes: sqlite:, postgres://, redis://, rediss://
+    = known schemes: sqlite:, postgres://, mysql://, redis://, rediss://
 
 semel.toml:7:11: `migrate` must be true or false, not a whole number
   7 | migrate = 3
