@@ -20,7 +20,7 @@ semel.toml:3:1: unknown field `lisen` in [server]
 semel.toml:5:7: unknown scheme `sqlit` in the store URL
   5 | url = \"sqlit:x.db\"
     |       ^^^^^^^^^^^^
-    = did you mean `sqlite`? known schemes: sqlite:, postgres://, redis://, rediss://
+    = did you mean `sqlite`? known schemes: sqlite:, postgres://, mysql://, redis://, rediss://
 
 semel.toml:9:1: unknown field `stor` in [[relay]]
   9 | stor = \"x\"

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
+use std::time::{Duration, Instant};
 
 use semel_client::{HttpClient, Limits};
 use semel_core::host::uuid_v7;
@@ -131,9 +132,9 @@ async fn a_second_signal_exits_at_once() {
 #[tokio::test]
 async fn every_metric_is_documented() {
     let receiver = Receiver::start().await;
-    let port = free_port();
+    let (port, api) = (free_port(), free_port());
     let folder = Folder::new(&format!(
-        "[store]\nurl = \"sqlite:semel.db\"\n[saga]\n[[relay]]\nname = \"r\"\nsink.webhook.url = \"{}\"\n\
+        "[store]\nurl = \"sqlite:semel.db\"\n[saga]\n[api]\nlisten = \"127.0.0.1:{api}\"\n[[relay]]\nname = \"r\"\nsink.webhook.url = \"{}\"\n\
          [[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:{port}\"\nupstream = \"{}\"\nanonymous = true\n",
         receiver.url("/"),
         receiver.url("/"),
@@ -178,11 +179,16 @@ async fn every_metric_is_documented() {
             })
             .collect()
     };
-    until("every documented metric is shown", async || {
+    let deadline = Instant::now() + LIMIT;
+    loop {
         let shown = shown().await;
-        documented.iter().all(|name| shown.contains(*name))
-    })
-    .await;
+        let missing: Vec<_> = documented.iter().filter(|name| !shown.contains(**name)).collect();
+        if missing.is_empty() {
+            break;
+        }
+        assert!(Instant::now() < deadline, "not shown: {missing:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     for name in shown().await {
         assert!(
             documented.contains(name.as_str()),

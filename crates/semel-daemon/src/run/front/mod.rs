@@ -121,6 +121,8 @@ impl Front {
                 accepted = accept(&listener, &settings.places) => accepted,
             };
             if let Some((stream, peer, place)) = accepted {
+                // What is in force now, not what was when the waiting began.
+                let settings = self.settings.load_full();
                 self.connection(stream, peer, place, &settings, thread, &tasks, graceful.watcher());
             }
         }
