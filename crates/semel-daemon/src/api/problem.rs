@@ -247,7 +247,11 @@ impl Problem {
     pub(crate) fn store(error: &StoreError) -> Self {
         let chain = chain(error);
         match (error.kind(), error.retry()) {
-            (ErrorKind::LimitExceeded, _) => Self::new(Kind::Full, format!("{chain}; nothing was done")),
+            // The scope's quota; any other limit is about what was sent.
+            (ErrorKind::LimitExceeded, _) if error.code() == "SEM0111" => {
+                Self::new(Kind::Full, format!("{chain}; nothing was done"))
+            }
+            (ErrorKind::LimitExceeded, _) => Self::new(Kind::TooLarge, format!("{chain}; nothing was done")),
             (_, Retry::Later) => {
                 let detail = format!("{chain}; nothing was done: send the same request again later");
                 Self::new(Kind::Away, detail)

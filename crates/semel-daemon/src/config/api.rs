@@ -211,6 +211,10 @@ fn token(table: &Table<'_>, folder: &Path) -> (Vec<(TokenDigest, Range<usize>)>,
             "add token = \"${SEMEL_API_TOKEN}\", or token_file = \"…\"",
         );
     }
+    if tokens.is_empty() && table.has("token") {
+        let fix = "name at least one token, or leave the whole [[api.token]] out";
+        table.mistake(table.span(), "`token` is empty: this [[api.token]] admits nobody", fix);
+    }
     for At { value, span } in &tokens {
         if value.chars().count() < TOKEN_CHARS_MIN {
             let message = format!("a token has fewer than {TOKEN_CHARS_MIN} characters");
