@@ -60,7 +60,7 @@ impl RequestKey {
 
     /// The key of an operation that has a name here: made of business fields ([`Key::derive`]) or of the key of what is
     /// being served ([`Key::child`]). The hexadecimal SHA-256 over scope and id, each prefixed by its length as in
-    /// [`derive`]; so it is the same after a restart, in another version and in another language.
+    /// [`derive()`]; so it is the same after a restart, in another version and in another language.
     ///
     /// ```
     /// use semel_core::{Key, Scope};

@@ -213,11 +213,35 @@ impl ServerSettings {
                 );
                 continue;
             }
-            let code = if lossy { "SEM0220" } else { "SEM0221" };
             let text = format!("the server has {name} = {found}; {fix}");
-            return Err(StoreError::new(ErrorKind::Invalid, "connect", text).with_code(code));
+            return Err(StoreError::new(ErrorKind::Invalid, "connect", text).with_code(code(name, lossy)));
         }
         Ok(())
+    }
+}
+
+const LOSSY: &str = "SEM0220";
+const UNFIT: &str = "SEM0221";
+
+fn code(name: &str, lossy: bool) -> &'static str {
+    match (name, lossy) {
+        ("read_only", _) => ErrorKind::Unavailable.code(),
+        (_, true) => LOSSY,
+        (_, false) => UNFIT,
+    }
+}
+
+impl Fault {
+    /// The page that explains it.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        code(self.name, self.lossy)
+    }
+
+    /// Whether an error of connecting was such a fault.
+    #[must_use]
+    pub fn refused(error: &StoreError) -> bool {
+        [LOSSY, UNFIT].contains(&error.code())
     }
 }
 

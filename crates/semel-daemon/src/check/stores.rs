@@ -21,7 +21,7 @@ pub(crate) async fn check(configs: &[StoreConfig], findings: &mut Vec<Finding>) 
         let store = match Store::open(config).await {
             Ok(store) => store,
             #[cfg(feature = "mysql")]
-            Err(error) if matches!(error.code(), "SEM0220" | "SEM0221") => {
+            Err(error) if semel_mysql::Fault::refused(&error) => {
                 findings.extend(refused(&part, config, &error).await);
                 continue;
             }
@@ -243,13 +243,13 @@ async fn refused(part: &str, config: &StoreConfig, error: &semel_core::StoreErro
 #[cfg(feature = "mysql")]
 fn faults(part: &str, settings: &semel_mysql::ServerSettings) -> Vec<Finding> {
     let one = |fault: semel_mysql::Fault| {
-        let (code, check) = match (fault.name, fault.lossy) {
-            ("version", _) => ("SEM0221", "version"),
-            ("read_only", _) => ("SEM0104", "primary"),
-            (_, true) => ("SEM0220", "durability"),
-            (_, false) => ("SEM0221", "settings"),
+        let check = match (fault.name, fault.lossy) {
+            ("version", _) => "version",
+            ("read_only", _) => "primary",
+            (_, true) => "durability",
+            (_, false) => "settings",
         };
-        let found = format!("{code}: {} = {}", fault.name, fault.found);
+        let found = format!("{}: {} = {}", fault.code(), fault.name, fault.found);
         Finding::bad(part, check, found, fault.fix)
     };
     settings.faults().into_iter().map(one).collect()

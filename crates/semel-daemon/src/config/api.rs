@@ -213,7 +213,11 @@ fn token(table: &Table<'_>, folder: &Path) -> (Vec<(TokenDigest, Range<usize>)>,
     }
     if tokens.is_empty() && table.has("token") {
         let fix = "name at least one token, or leave the whole [[api.token]] out";
-        table.mistake(table.span(), "`token` is empty: this [[api.token]] admits nobody", fix);
+        table.mistake(
+            table.span(),
+            "`token` is empty: this [[api.token]] admits nobody",
+            fix,
+        );
     }
     for At { value, span } in &tokens {
         if value.chars().count() < TOKEN_CHARS_MIN {

@@ -82,6 +82,7 @@ async fn python(folder: &Path, arguments: &[&str]) -> String {
         .current_dir(folder)
         // Nothing is left beside the examples.
         .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("TMPDIR", folder)
         .env("BANK", folder.join("bank"))
         .stdin(Stdio::null())
         .stdout(log.reopen().unwrap())
