@@ -247,8 +247,8 @@ impl Problem {
     pub(crate) fn store(error: &StoreError) -> Self {
         let chain = chain(error);
         match (error.kind(), error.retry()) {
-            // The scope's quota; any other limit is about what was sent.
-            (ErrorKind::LimitExceeded, _) if error.code() == "SEM0111" => {
+            // A full scope has a page of its own; any other limit is about what was sent.
+            (ErrorKind::LimitExceeded, _) if error.code() != ErrorKind::LimitExceeded.code() => {
                 Self::new(Kind::Full, format!("{chain}; nothing was done"))
             }
             (ErrorKind::LimitExceeded, _) => Self::new(Kind::TooLarge, format!("{chain}; nothing was done")),

@@ -373,7 +373,8 @@ mod tests {
              [[api.token]]\nname = \"c\"\nscopes = [\"*\"]\ntoken_file = \"no-such-file\"\n\
              [[api.token]]\nname = \"d\"\nscopes = [\"*\"]\n\
              [[api.token]]\nname = \"e\"\nscopes = [\"*\"]\ntoken = \"same-token-same-token\"\n\
-             [[api.token]]\nname = \"f\"\nscopes = [\"*\"]\ntoken = \"same-token-same-token\"\n",
+             [[api.token]]\nname = \"f\"\nscopes = [\"*\"]\ntoken = \"same-token-same-token\"\n\
+             [[api.token]]\nname = \"g\"\nscopes = [\"*\"]\ntoken = []\n",
         )
         .unwrap_err();
         for wanted in [
@@ -386,6 +387,7 @@ mod tests {
             "`token_file` cannot be read",
             "this [[api.token]] has no token",
             "this token is there already",
+            "this [[api.token]] admits nobody",
         ] {
             assert!(wrong.contains(wanted), "{wanted}\n{wrong}");
         }

@@ -23,6 +23,8 @@ enum Fault {
     None,
     /// It is refused before anything is done.
     Before(ErrorKind),
+    /// Its scope is full.
+    Full,
     /// It is done, and the answer is lost.
     After(ErrorKind),
     /// It is done, and the answer never comes.
@@ -49,6 +51,10 @@ impl Faulty {
         match fault {
             Fault::None => call.await,
             Fault::Before(kind) => all(kind),
+            Fault::Full => {
+                let full = StoreError::new(ErrorKind::LimitExceeded, "test", "full").with_code("SEM0111");
+                (0..items).map(|_| Err(full.clone())).collect()
+            }
             Fault::After(kind) => {
                 call.await;
                 all(kind)
@@ -216,8 +222,11 @@ async fn a_store_that_cannot_be_used_is_500_and_a_full_scope_507() {
         assert_eq!(answer.problem(), (500, "SEM0717", None));
         assert!(answer.detail().contains(kind.code()), "{answer:?}");
     }
-    store.set(Fault::Before(ErrorKind::LimitExceeded));
+    store.set(Fault::Full);
     assert_eq!(world.claim(MINE).await.problem(), (507, "SEM0718", None));
+    // Any other limit is about what was sent, not about the scope.
+    store.set(Fault::Before(ErrorKind::LimitExceeded));
+    assert_eq!(world.claim(MINE).await.problem(), (413, "SEM0702", None));
 }
 
 #[tokio::test]
