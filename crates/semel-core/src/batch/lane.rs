@@ -172,6 +172,14 @@ impl<T> Lane<T> {
         };
     }
 
+    /// For a lane whose driver is gone: hands out all that waits, and is idle, so that the next [`Lane::offer`] says that
+    /// a driver is needed.
+    pub fn reset(&mut self) -> Vec<T> {
+        self.state = State::Idle;
+        self.bytes = 0;
+        self.waiting.drain(..).map(|(item, _)| item).collect()
+    }
+
     /// Items that wait.
     #[must_use]
     pub fn waiting(&self) -> usize {

@@ -160,3 +160,15 @@ fn an_item_over_the_budget_goes_alone() {
     assert_eq!(lane.next(Duration::ZERO), Next::Send(vec!["large"]));
     lane.offer("b", SMALL, Duration::ZERO).unwrap();
 }
+
+#[test]
+fn a_lane_whose_driver_is_gone_begins_anew() {
+    let mut lane = lane(Duration::ZERO);
+    assert_eq!(lane.offer("a", SMALL, Duration::ZERO), Ok(true));
+    assert_eq!(lane.next(Duration::ZERO), Next::Send(vec!["a"]));
+    assert_eq!(lane.offer("b", SMALL, Duration::ZERO), Ok(false));
+    assert_eq!(lane.reset(), ["b"]);
+    assert_eq!(lane.waiting(), 0);
+    assert_eq!(lane.offer("c", SMALL, Duration::ZERO), Ok(true));
+    assert_eq!(lane.next(Duration::ZERO), Next::Send(vec!["c"]));
+}

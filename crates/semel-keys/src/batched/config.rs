@@ -23,7 +23,13 @@ pub struct BatchConfig {
     /// How long a call that finds its lane idle waits for company: up to 1 ms ([`LINGER_US_MAX`]). Default none: what
     /// comes while a batch is on its way gathers by itself.
     pub linger: Duration,
+    /// Milliseconds that one batch may take: 1 to a day. After that its callers hear that the answer is lost, it is not
+    /// asked again, and the lane goes on: a host that vanished without a word does not hold it for good. Default 15 000.
+    pub batch_ms_max: u64,
 }
+
+/// A batch takes a day at most.
+const BATCH_MS_MAX: u64 = 86_400_000;
 
 impl Default for BatchConfig {
     fn default() -> Self {
@@ -34,6 +40,7 @@ impl Default for BatchConfig {
             queue_items_max: 10_000,
             queue_bytes_max: 64 << 20,
             linger: Duration::ZERO,
+            batch_ms_max: 15_000,
         }
     }
 }
@@ -54,7 +61,8 @@ impl BatchConfig {
         at_least_one("queue_items_max", "items", self.queue_items_max, usize::MAX)?;
         at_least_one("queue_bytes_max", "bytes", self.queue_bytes_max, usize::MAX)?;
         let linger = u64::try_from(self.linger.as_micros()).unwrap_or(u64::MAX);
-        limits::check("linger", "us", linger, 0, LINGER_US_MAX, help)
+        limits::check("linger", "us", linger, 0, LINGER_US_MAX, help)?;
+        limits::check("batch_ms_max", "ms", self.batch_ms_max, 1, BATCH_MS_MAX, help)
     }
 
     pub(super) fn lanes(&self, wish: Batching) -> usize {
@@ -90,5 +98,10 @@ mod tests {
             ..BatchConfig::default()
         };
         assert!(none.check().unwrap_err().to_string().contains("items_max"));
+        let endless = BatchConfig {
+            batch_ms_max: 0,
+            ..BatchConfig::default()
+        };
+        assert!(endless.check().unwrap_err().to_string().contains("batch_ms_max"));
     }
 }

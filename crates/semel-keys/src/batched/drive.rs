@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use semel_core::batch::{Lane, Next, Repeat, after};
-use semel_core::claim::{Claim, ClaimReply, LeaseReply};
-use semel_core::store::{MixedReplies, Replies};
-use semel_core::{Clock as _, ErrorKind, Key, KeyStore, StoreError, SystemClock};
+use semel_core::claim::Claim;
+use semel_core::store::{MixedBatch, MixedReplies, Replies};
+use semel_core::{Clock as _, ErrorKind, Key, KeyStore, Retry, StoreError, SystemClock};
 
 use super::Shared;
-use super::ticket::{Back, Granted, Look, Sorted, Ticket};
+use super::ticket::{Back, Look, Sorted, Ticket};
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -41,19 +41,87 @@ async fn drive<T, F: Future<Output = ()>>(lane: &Mutex<Lane<T>>, send: impl Fn(V
     }
 }
 
+/// Who drives a lane. When it is dropped before the lane is idle (its runtime ended, or was gone already), whoever waits
+/// hears that the answer is lost, and the next call begins anew.
+pub(super) struct Driver<S: KeyStore, T> {
+    shared: Arc<Shared<S>>,
+    lanes: fn(&Shared<S>) -> &[Mutex<Lane<T>>],
+    n: usize,
+    idle: bool,
+}
+
+impl<S: KeyStore> Driver<S, Ticket> {
+    pub(super) fn of_transitions(shared: &Arc<Shared<S>>, n: usize) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            lanes: |shared| &shared.lanes,
+            n,
+            idle: false,
+        }
+    }
+}
+
+impl<S: KeyStore> Driver<S, Look> {
+    pub(super) fn of_looks(shared: &Arc<Shared<S>>, n: usize) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            lanes: |shared| &shared.looks,
+            n,
+            idle: false,
+        }
+    }
+}
+
+impl<S: KeyStore, T> Driver<S, T> {
+    fn lane(&self) -> &Mutex<Lane<T>> {
+        &(self.lanes)(&self.shared)[self.n]
+    }
+}
+
+impl<S: KeyStore, T> Drop for Driver<S, T> {
+    fn drop(&mut self) {
+        if !self.idle {
+            let left = lock(self.lane()).reset();
+            tracing::error!(
+                calls = left.len(),
+                "the task that sends batches of keys was dropped; calls that wait are told that the answer is lost"
+            );
+        }
+    }
+}
+
 /// Drives a lane of transitions.
-pub(super) async fn transitions<S: KeyStore>(shared: Arc<Shared<S>>, n: usize) {
-    let send = |tickets| transact(&shared, tickets);
-    drive(&shared.lanes[n], send).await;
+pub(super) async fn transitions<S: KeyStore>(mut driver: Driver<S, Ticket>) {
+    let shared = Arc::clone(&driver.shared);
+    drive(driver.lane(), |tickets| transact(&shared, tickets)).await;
+    driver.idle = true;
 }
 
 /// Drives the lane of looks.
-pub(super) async fn looks<S: KeyStore>(shared: Arc<Shared<S>>, n: usize) {
-    let send = |looks| look(&shared, looks);
-    drive(&shared.looks[n], send).await;
+pub(super) async fn looks<S: KeyStore>(mut driver: Driver<S, Look>) {
+    let shared = Arc::clone(&driver.shared);
+    drive(driver.lane(), |looks| look(&shared, looks)).await;
+    driver.idle = true;
 }
 
-async fn transact<S: KeyStore>(shared: &Arc<Shared<S>>, tickets: Vec<Ticket<S>>) {
+impl<S: KeyStore> Shared<S> {
+    /// What the store says in time; nothing at all when it does not.
+    async fn within<R: Default>(&self, call: impl Future<Output = R>) -> R {
+        let time = Duration::from_millis(self.batch_ms_max);
+        match tokio::time::timeout(time, call).await {
+            Ok(replies) => replies,
+            Err(_) => {
+                tracing::error!(
+                    batch_ms_max = self.batch_ms_max,
+                    "the store gave no answer to a batch of keys in time"
+                );
+                R::default()
+            }
+        }
+    }
+}
+
+async fn transact<S: KeyStore>(shared: &Arc<Shared<S>>, tickets: Vec<Ticket>) {
     let Sorted {
         batch,
         claims,
@@ -68,9 +136,9 @@ async fn transact<S: KeyStore>(shared: &Arc<Shared<S>>, tickets: Vec<Ticket<S>>)
     }
     let store = &shared.store;
     let replies = if shared.mixes {
-        store.transact_many(&batch).await
+        shared.within(store.transact_many(&batch)).await
     } else {
-        all_kinds(store, &batch).await
+        all_kinds(shared, &batch).await
     };
     // A batch of several kinds that failed as a whole is asked again kind by kind, then in halves.
     let kinds = [
@@ -84,38 +152,37 @@ async fn transact<S: KeyStore>(shared: &Arc<Shared<S>>, tickets: Vec<Ticket<S>>)
     let alone = kinds.iter().filter(|items| **items > 0).count() == 1 || !shared.mixes;
     macro_rules! answers {
         ($items:ident, $many:ident) => {
-            repeat(&batch.$items, replies.$items, alone, |items| {
+            repeat(shared, &batch.$items, replies.$items, alone, |items| {
                 store.$many(items)
             })
             .await
         };
     }
-    let back = |senders: Vec<Back<LeaseReply>>, replies: Replies<LeaseReply>| {
-        for (sender, reply) in senders.into_iter().zip(replies) {
-            let _ = sender.send(reply);
-        }
-    };
     back(completions, answers!(completions, complete_many));
     back(releases, answers!(releases, release_many));
     back(abandonments, answers!(abandonments, abandon_many));
     back(settlements, answers!(settlements, settle_many));
     back(extensions, answers!(extensions, extend_many));
-    let replies: Replies<ClaimReply> = answers!(claims, claim_many);
-    for ((sender, claim), reply) in claims.into_iter().zip(batch.claims).zip(replies) {
-        // Whoever left does not take it, and what was granted is given back as it is dropped.
-        drop(sender.send(Granted::new(reply, claim.key, Arc::downgrade(shared))));
+    back(claims, answers!(claims, claim_many));
+}
+
+/// Hands the answers out. Whoever has left may ask again with the same nonce (rule K3), so nothing is undone here.
+fn back<R>(senders: Vec<Back<R>>, replies: Replies<R>) {
+    for (sender, reply) in senders.into_iter().zip(replies) {
+        let _ = sender.send(reply);
     }
 }
 
 /// All kinds of a batch side by side, for stores that cannot put them into one commit.
-async fn all_kinds<S: KeyStore>(store: &S, batch: &semel_core::store::MixedBatch) -> MixedReplies {
+async fn all_kinds<S: KeyStore>(shared: &Shared<S>, batch: &MixedBatch) -> MixedReplies {
+    let store = &shared.store;
     macro_rules! many {
         ($items:ident, $many:ident) => {
             async {
                 if batch.$items.is_empty() {
                     Vec::new()
                 } else {
-                    store.$many(&batch.$items).await
+                    shared.within(store.$many(&batch.$items)).await
                 }
             }
         };
@@ -157,24 +224,21 @@ async fn look<S: KeyStore>(shared: &Arc<Shared<S>>, looks: Vec<Look>) {
     }
     let store = &shared.store;
     if !keys.0.is_empty() {
-        let replies = store.read_many(&keys.0).await;
-        let replies = repeat(&keys.0, replies, true, |items| store.read_many(items)).await;
-        for (back, reply) in keys.1.into_iter().zip(replies) {
-            let _ = back.send(reply);
-        }
+        let replies = shared.within(store.read_many(&keys.0)).await;
+        let again = |items| store.read_many(items);
+        back(keys.1, repeat(shared, &keys.0, replies, true, again).await);
     }
     if !claims.0.is_empty() {
-        let replies = store.look_many(&claims.0).await;
-        let replies = repeat(&claims.0, replies, true, |items| store.look_many(items)).await;
-        for (back, reply) in claims.1.into_iter().zip(replies) {
-            let _ = back.send(reply);
-        }
+        let replies = shared.within(store.look_many(&claims.0)).await;
+        let again = |items| store.look_many(items);
+        back(claims.1, repeat(shared, &claims.0, replies, true, again).await);
     }
 }
 
 /// Asks a batch again in parts where one item may have failed its neighbours. `alone`: it was sent without other kinds,
-/// so the whole of it need not be sent once more.
-async fn repeat<'a, T, R, F>(
+/// so the whole of it need not be sent once more. No replies at all: there was no answer in time, and none is asked for.
+async fn repeat<'a, S: KeyStore, T, R, F>(
+    shared: &Shared<S>,
     items: &'a [T],
     replies: Replies<R>,
     alone: bool,
@@ -183,7 +247,11 @@ async fn repeat<'a, T, R, F>(
 where
     F: Future<Output = Replies<R>>,
 {
-    let replies = complete(items.len(), replies);
+    let in_time = !replies.is_empty();
+    let replies = complete(items.len(), replies, shared.batch_ms_max);
+    if !in_time {
+        return replies;
+    }
     let kinds = |replies: &Replies<R>| -> Vec<Option<ErrorKind>> {
         let kind = |reply: &Result<R, StoreError>| reply.as_ref().err().map(StoreError::kind);
         replies.iter().map(kind).collect()
@@ -208,13 +276,23 @@ where
     };
     let mut repeats = 0;
     while let Some((from, to)) = parts.pop() {
-        let replies = complete(to - from, call(&items[from..to]).await);
+        let replies = shared.within(call(&items[from..to])).await;
+        let in_time = !replies.is_empty();
+        let replies = complete(to - from, replies, shared.batch_ms_max);
         repeats += 1;
-        if after(&kinds(&replies), repeats) == Repeat::Halves {
+        if in_time && after(&kinds(&replies), repeats) == Repeat::Halves {
             parts.extend(halves(from, to));
         }
         for (answer, reply) in answers[from..to].iter_mut().zip(replies) {
-            *answer = Some(reply);
+            tell(answer, reply);
+        }
+        if !in_time {
+            // The lane is not held for one time after the other.
+            for (from, to) in parts.drain(..) {
+                for answer in &mut answers[from..to] {
+                    tell(answer, Err(not_asked(shared.batch_ms_max)));
+                }
+            }
         }
     }
     answers.into_iter().flatten().collect()
@@ -226,15 +304,33 @@ fn halves(from: usize, to: usize) -> Vec<(usize, usize)> {
     vec![(middle, to), (from, middle)]
 }
 
+/// Takes a later answer. What may have been committed stays unknown until the store says what came of it: that a repeat
+/// failed does not say that the first try did nothing.
+fn tell<R>(answer: &mut Option<Result<R, StoreError>>, reply: Result<R, StoreError>) {
+    let unknown = matches!(answer, Some(Err(error)) if error.retry() == Retry::OutcomeUnknown);
+    if reply.is_ok() || !unknown {
+        *answer = Some(reply);
+    }
+}
+
 /// One reply per item, whatever the store said.
-fn complete<R>(items: usize, mut replies: Replies<R>) -> Replies<R> {
-    let text = "the store gave no answer for the item: a bug in the store";
+fn complete<R>(items: usize, mut replies: Replies<R>, batch_ms_max: u64) -> Replies<R> {
+    let text = if replies.is_empty() {
+        format!("no answer to the batch within batch_ms_max = {batch_ms_max} ms")
+    } else {
+        "the store gave no answer for the item: a bug in the store".to_owned()
+    };
     while replies.len() < items {
-        replies.push(Err(StoreError::new(ErrorKind::ReplyLost, "batch", text)));
+        replies.push(Err(StoreError::new(ErrorKind::ReplyLost, "batch", text.clone())));
     }
     replies.truncate(items);
     replies
 }
 
-/// How long a part of a batch that is given back waits before it is tried again.
-pub(super) const GIVE_BACK_PAUSE: Duration = Duration::from_millis(100);
+fn not_asked(batch_ms_max: u64) -> StoreError {
+    let text = format!(
+        "the batch failed without being done, and its first repeat got no answer within batch_ms_max = {batch_ms_max} ms; \
+         come back later"
+    );
+    StoreError::new(ErrorKind::NotApplied, "batch", text)
+}

@@ -15,20 +15,16 @@ use semel_core::claim::{
     Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement,
     SweepReport,
 };
-use semel_core::error::chain;
 use semel_core::limits::{self, LimitExceeded};
 use semel_core::store::{Batching, Hint, KeyPage, KeyQuery, MixedBatch, MixedReplies, Replies, Usage};
-use semel_core::{
-    Capabilities, Clock as _, ErrorKind, Key, KeyStore, KeyStoreExt as _, Retry, Scope, StoreError,
-    SystemClock,
-};
+use semel_core::{Capabilities, Clock as _, ErrorKind, Key, KeyStore, Scope, StoreError, SystemClock};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio_util::task::TaskTracker;
 
 pub use self::config::BatchConfig;
-use self::drive::lock;
-use self::ticket::{Granted, Look, Ticket};
+use self::drive::{Driver, lock};
+use self::ticket::{Look, Ticket};
 
 /// A key store in front of another one that puts calls made at the same time into one batch.
 ///
@@ -43,17 +39,20 @@ use self::ticket::{Granted, Look, Ticket};
 ///   in when claims no longer are.
 ///
 /// # Errors
-/// Those of the store, and SEM0110 (retry later, nothing was done) when too many calls wait.
+/// Those of the store; SEM0110 (retry later, nothing was done) when too many calls wait; and that the answer is lost when
+/// a batch gets none within [`BatchConfig::batch_ms_max`].
 ///
 /// # Cancel safety
-/// A caller that leaves disturbs nobody. Its claim is not sent if it still waited, and is given back (rule K4) if it was
-/// granted and nobody took the answer. This holds as long as the process lives; whoever wants to be sure sends a
-/// [`Release`] without token as for any store. All other calls are carried out, taken up or not.
+/// A caller that leaves disturbs nobody. Its claim or extension is not sent if it still waited; all else is carried out,
+/// taken up or not. A claim on its way may be granted: whoever leaves it either asks again with the same nonce (rule K3)
+/// or withdraws it by a [`Release`] without token (rule K4). The batcher does neither, for only the caller knows whether
+/// it will ask again.
 ///
 /// # What a crash does
 /// What waited was not done, and nobody was told that it was.
 ///
-/// Its tasks run on the tokio runtime in which it was made; callers may be on others.
+/// Its tasks run on the tokio runtime in which it was made; callers may be on others. When that runtime ends, calls hear
+/// that their answer is lost.
 ///
 /// ```
 /// # async fn f(sqlite: semel_sqlite::Sqlite) -> Result<(), Box<dyn std::error::Error>> {
@@ -86,9 +85,10 @@ struct Shared<S: KeyStore> {
     store: S,
     mixes: bool,
     looks_first: bool,
-    lanes: Box<[Mutex<Lane<Ticket<S>>>]>,
+    lanes: Box<[Mutex<Lane<Ticket>>]>,
     looks: Box<[Mutex<Lane<Look>>]>,
     tasks: TaskTracker,
+    batch_ms_max: u64,
     /// Where it was made. A lane is not to die with the runtime of one of several callers.
     runtime: Option<Handle>,
     closed: AtomicBool,
@@ -119,6 +119,7 @@ impl<S: KeyStore> Batched<S> {
             lanes: (0..lanes).map(|_| Mutex::new(Lane::new(limits))).collect(),
             looks: (0..lanes).map(|_| Mutex::new(Lane::new(limits))).collect(),
             tasks: TaskTracker::new(),
+            batch_ms_max: config.batch_ms_max,
             runtime: Handle::try_current().ok(),
             closed: AtomicBool::new(false),
             store,
@@ -157,11 +158,11 @@ impl<S: KeyStore> Shared<S> {
     }
 
     /// Lets a transition in; its driver is started where there is none.
-    fn offer(self: &Arc<Self>, ticket: Ticket<S>) -> Result<(), StoreError> {
+    fn offer(self: &Arc<Self>, ticket: Ticket) -> Result<(), StoreError> {
         let (operation, weight) = (ticket.operation(), ticket.weight());
         let n = lane_of(ticket.key(), self.lanes.len());
         if self.enter(&self.lanes[n], ticket, weight, operation)? {
-            self.spawn(drive::transitions(Arc::clone(self), n));
+            self.spawn(drive::transitions(Driver::of_transitions(self, n)));
         }
         Ok(())
     }
@@ -170,7 +171,7 @@ impl<S: KeyStore> Shared<S> {
         let (operation, weight) = (look.operation(), look.weight());
         let n = lane_of(look.key(), self.looks.len());
         if self.enter(&self.looks[n], look, weight, operation)? {
-            self.spawn(drive::looks(Arc::clone(self), n));
+            self.spawn(drive::looks(Driver::of_looks(self, n)));
         }
         Ok(())
     }
@@ -189,33 +190,7 @@ impl<S: KeyStore> Shared<S> {
         let offered = lock(lane).offer(item, weight, SystemClock.monotonic());
         offered.map_err(|full| refused(full, operation))
     }
-
-    /// Gives a grant back whose owner has left, and does not rest until the store has heard it.
-    fn give_back(self: &Arc<Self>, release: Release) {
-        let Some(runtime) = self.runtime.clone().or_else(|| Handle::try_current().ok()) else {
-            // The process ends: the lease does it.
-            return;
-        };
-        let shared = Arc::clone(self);
-        let task = async move {
-            for _ in 0..GIVE_BACK_TRIES_MAX {
-                match shared.store.release(&release).await {
-                    Ok(_) => return,
-                    Err(error) if error.retry() == Retry::Never => {
-                        tracing::warn!(key = %release.key, error = chain(&error), "cannot give a claim back");
-                        return;
-                    }
-                    Err(_) => tokio::time::sleep(drive::GIVE_BACK_PAUSE).await,
-                }
-            }
-            tracing::warn!(key = %release.key, "could not give a claim back; its lease will end");
-        };
-        drop(self.tasks.spawn_on(task, &runtime));
-    }
 }
-
-/// Times that a grant whose owner has left is given back at most.
-const GIVE_BACK_TRIES_MAX: u32 = 50;
 
 fn refused(full: Full, operation: &'static str) -> StoreError {
     StoreError::new(ErrorKind::NotApplied, operation, full.to_string()).with_code("SEM0110")
@@ -252,7 +227,7 @@ impl<S: KeyStore> Batched<S> {
         &self,
         items: &[T],
         operation: &'static str,
-        ticket: impl Fn(T, oneshot::Sender<Result<R, StoreError>>) -> Ticket<S>,
+        ticket: impl Fn(T, oneshot::Sender<Result<R, StoreError>>) -> Ticket,
     ) -> Replies<R> {
         if let Err(limit) = limits::check_batch(items.len()) {
             return items.iter().map(|_| Err(limit.clone().into())).collect();
@@ -286,21 +261,7 @@ impl<S: KeyStore> Batched<S> {
     }
 
     async fn write(&self, claims: &[Claim]) -> Replies<ClaimReply> {
-        let offer = |claim: &Claim| {
-            let (back, receiver) = oneshot::channel();
-            self.0.offer(Ticket::Claim(claim.clone(), back))?;
-            Ok(receiver)
-        };
-        let offered: Vec<Result<_, StoreError>> = claims.iter().map(offer).collect();
-        // Taken all at once at the end: whoever leaves in between gives all of them back.
-        let mut granted: Vec<Result<Granted<S>, StoreError>> = Vec::with_capacity(claims.len());
-        for receiver in offered {
-            granted.push(match receiver {
-                Ok(receiver) => receiver.await.map_err(|_| lost("claim")),
-                Err(error) => Err(error),
-            });
-        }
-        granted.into_iter().map(|it| it.and_then(Granted::take)).collect()
+        self.each(claims, "claim", Ticket::Claim).await
     }
 }
 

@@ -1,16 +1,12 @@
 //! A call on its way, and the answer on its way back.
 
-use std::sync::Weak;
-
 use semel_core::batch::Weight;
 use semel_core::claim::{
     Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement, Verdict,
 };
 use semel_core::store::MixedBatch;
-use semel_core::{ErrorKind, Key, KeyStore, Lease, StoreError};
+use semel_core::{Key, StoreError};
 use tokio::sync::oneshot;
-
-use super::Shared;
 
 /// Bytes that a call takes beside its key and outcome, roughly.
 const CALL_BYTES: usize = 200;
@@ -21,12 +17,9 @@ pub(super) type Answer<R> = Result<R, StoreError>;
 /// Where an answer goes. The caller may have left.
 pub(super) type Back<R> = oneshot::Sender<Answer<R>>;
 
-/// Where the answer to a claim goes.
-pub(super) type ClaimBack<S> = oneshot::Sender<Granted<S>>;
-
 /// A call of one item.
-pub(super) enum Ticket<S: KeyStore> {
-    Claim(Claim, ClaimBack<S>),
+pub(super) enum Ticket {
+    Claim(Claim, Back<ClaimReply>),
     Complete(Completion, Back<LeaseReply>),
     Extend(Extension, Back<LeaseReply>),
     Release(Release, Back<LeaseReply>),
@@ -44,7 +37,7 @@ fn key_bytes(key: &Key) -> usize {
     CALL_BYTES + key.scope().as_bytes().len() + key.id().len()
 }
 
-impl<S: KeyStore> Ticket<S> {
+impl Ticket {
     pub(super) const fn key(&self) -> &Key {
         match self {
             Self::Claim(it, _) => &it.key,
@@ -106,49 +99,10 @@ impl Look {
     }
 }
 
-/// The answer to a claim. When nobody takes it, what was granted is given back: its owner left before it knew.
-pub(super) struct Granted<S: KeyStore> {
-    answer: Option<Answer<ClaimReply>>,
-    key: Option<Key>,
-    shared: Weak<Shared<S>>,
-}
-
-impl<S: KeyStore> Granted<S> {
-    pub(super) fn new(answer: Answer<ClaimReply>, key: Key, shared: Weak<Shared<S>>) -> Self {
-        Self {
-            answer: Some(answer),
-            key: Some(key),
-            shared,
-        }
-    }
-
-    pub(super) fn take(mut self) -> Answer<ClaimReply> {
-        self.answer
-            .take()
-            .unwrap_or_else(|| Err(StoreError::new(ErrorKind::ReplyLost, "claim", "answered twice")))
-    }
-}
-
-impl<S: KeyStore> Drop for Granted<S> {
-    fn drop(&mut self) {
-        if let Some(Ok(ClaimReply::Granted { lease, .. })) = self.answer.take()
-            && let (Some(key), Some(shared)) = (self.key.take(), self.shared.upgrade())
-        {
-            let Lease { token, nonce } = lease;
-            tracing::debug!(%key, "a claim was granted to a caller that had left; it is given back");
-            shared.give_back(Release {
-                key,
-                nonce,
-                token: Some(token),
-            });
-        }
-    }
-}
-
 /// The items of a batch by kind, and where their answers go.
-pub(super) struct Sorted<S: KeyStore> {
+pub(super) struct Sorted {
     pub(super) batch: MixedBatch,
-    pub(super) claims: Vec<ClaimBack<S>>,
+    pub(super) claims: Vec<Back<ClaimReply>>,
     pub(super) completions: Vec<Back<LeaseReply>>,
     pub(super) extensions: Vec<Back<LeaseReply>>,
     pub(super) releases: Vec<Back<LeaseReply>>,
@@ -156,9 +110,10 @@ pub(super) struct Sorted<S: KeyStore> {
     pub(super) settlements: Vec<Back<LeaseReply>>,
 }
 
-impl<S: KeyStore> Sorted<S> {
-    /// Claims whose callers have left are dropped: they were never sent.
-    pub(super) fn new(tickets: Vec<Ticket<S>>) -> Self {
+impl Sorted {
+    /// Claims and extensions whose callers have left are dropped: they were never sent. An owner that gave its run up
+    /// must not get its lease back by an extension that still waited.
+    pub(super) fn new(tickets: Vec<Ticket>) -> Self {
         let mut sorted = Self {
             batch: MixedBatch::default(),
             claims: Vec::new(),
@@ -171,7 +126,8 @@ impl<S: KeyStore> Sorted<S> {
         let batch = &mut sorted.batch;
         for ticket in tickets {
             match ticket {
-                Ticket::Claim(_, back) if back.is_closed() => {}
+                Ticket::Claim(_, ref back) if back.is_closed() => {}
+                Ticket::Extend(_, ref back) if back.is_closed() => {}
                 Ticket::Claim(item, back) => {
                     batch.claims.push(item);
                     sorted.claims.push(back);

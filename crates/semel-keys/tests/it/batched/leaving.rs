@@ -1,16 +1,15 @@
 //! Callers that leave, and a batcher that is closed.
 
-use std::time::Duration;
-
-use semel_core::claim::{ClaimReply, State};
+use semel_core::claim::{Claim, ClaimReply, Extension, State};
 use semel_core::{KeyStore as _, KeyStoreExt as _, LeaseReply, Nonce, Release};
 
 use super::held;
 use crate::support::{completion, request};
 
-/// Rule K4, without a word from the caller.
+/// Rule K3: a caller that had no answer in time asks again with its nonce and runs. The batcher must not withdraw it, or
+/// somebody else would run, too.
 #[tokio::test]
-async fn a_claim_whose_caller_left_before_the_answer_is_given_back() {
+async fn a_caller_that_left_and_asks_again_with_its_nonce_keeps_its_grant() {
     let (store, inner) = held(|_| {});
     let claim = request();
     let hold = inner.hold("claim");
@@ -22,25 +21,21 @@ async fn a_claim_whose_caller_left_before_the_answer_is_given_back() {
     leaver.abort();
     assert!(leaver.await.unwrap_err().is_cancelled());
     drop(hold);
-    inner.called("release", 1).await;
-    let again = semel_core::Claim {
+    let reply = store.claim(&claim).await.unwrap();
+    assert!(matches!(reply, ClaimReply::Granted { .. }), "{reply:?}");
+    store.close().await;
+    assert_eq!(inner.calls("release"), 0);
+    let somebody_else = Claim {
         nonce: Nonce::random(),
         ..claim
     };
-    let reply = tokio::time::timeout(Duration::from_secs(10), async {
-        loop {
-            match store.claim(&again).await.unwrap() {
-                ClaimReply::Busy { .. } => tokio::task::yield_now().await,
-                reply => return reply,
-            }
-        }
-    });
-    assert!(matches!(reply.await.unwrap(), ClaimReply::Granted { .. }));
+    let reply = inner.claim(&somebody_else).await.unwrap();
+    assert!(matches!(reply, ClaimReply::Busy { .. }), "{reply:?}");
 }
 
 /// The answer has arrived, and its caller goes without having looked at it.
 #[tokio::test]
-async fn a_grant_that_nobody_took_is_given_back() {
+async fn a_grant_that_nobody_took_stays_its_owners() {
     let (store, inner) = held(|_| {});
     let claim = request();
     let mut claiming = Box::pin(store.claim(&claim));
@@ -50,9 +45,44 @@ async fn a_grant_that_nobody_took_is_given_back() {
         tokio::task::yield_now().await;
     }
     drop(claiming);
-    inner.called("release", 1).await;
     store.close().await;
-    assert_eq!(inner.read(&claim.key).await.unwrap(), None);
+    assert_eq!(inner.calls("release"), 0);
+    let reply = inner.claim(&claim).await.unwrap();
+    assert!(matches!(reply, ClaimReply::Granted { .. }), "{reply:?}");
+}
+
+/// An owner that gave its run up gets its lease back by no extension that still waited.
+#[tokio::test]
+async fn an_extension_whose_caller_left_before_it_was_sent_is_not_sent() {
+    let (store, inner) = held(|_| {});
+    let running = request();
+    let ClaimReply::Granted { lease, .. } = store.claim(&running).await.unwrap() else {
+        panic!("not granted")
+    };
+    let hold = inner.hold("claim");
+    let first = tokio::spawn({
+        let (store, claim) = (store.clone(), request());
+        async move { store.claim(&claim).await }
+    });
+    inner.called("claim", 2).await;
+    let extension = Extension {
+        key: running.key,
+        lease,
+        lease_ms: running.lease_ms,
+    };
+    let leaver = tokio::spawn({
+        let store = store.clone();
+        async move { store.extend(&extension).await }
+    });
+    while store.waiting() < 1 {
+        tokio::task::yield_now().await;
+    }
+    leaver.abort();
+    let _ = leaver.await;
+    drop(hold);
+    first.await.unwrap().unwrap();
+    store.close().await;
+    assert_eq!(inner.calls("extend"), 0);
 }
 
 #[tokio::test]

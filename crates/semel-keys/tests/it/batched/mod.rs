@@ -2,6 +2,7 @@
 
 mod laws;
 mod leaving;
+mod lost;
 mod together;
 
 use std::sync::Arc;
