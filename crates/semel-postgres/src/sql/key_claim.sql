@@ -34,7 +34,9 @@ won AS (
   RETURNING k.scope, k.id, k.token, k.until, k.attempt,
     CASE WHEN clock_timestamp() - statement_timestamp() > interval '30 seconds' THEN semel.token_too_old() END
 )
-SELECT s.n, w.token AS won_token, w.until AS won_until, w.attempt AS won_attempt, clock_timestamp() AS now,
+-- What was seen is as old as the statement, however long it waited.
+SELECT s.n, w.token AS won_token, w.until AS won_until, w.attempt AS won_attempt,
+  CASE WHEN w.token IS NULL THEN statement_timestamp() ELSE clock_timestamp() END AS now,
   s.state, s.fingerprint, s.token, s.nonce, s.hold, s.extended, s.attempt, s.until, s.outcome_code, s.outcome,
   s.digest, s.tombstone_until, s.withdrawn, s.withdrawn_until
 FROM seen AS s LEFT JOIN won AS w ON w.scope = s.scope AND w.id = s.id

@@ -1,6 +1,6 @@
 -- $1 scope or null, $2 and $3 scope and id of the last page's end or null, $4 state or null, $5 rows at most. Rows of
 -- another state may be among them, where the state that is stored does not tell what it reads as now.
-SELECT k.scope, k.id, clock_timestamp() AS now,
+SELECT k.scope, k.id, statement_timestamp() AS now,
   k.state, k.fingerprint, k.token, k.nonce, k.hold, k.extended, k.attempt, k.until, k.outcome_code, k.outcome,
   k.digest, k.tombstone_until, k.withdrawn, k.withdrawn_until
 FROM semel.key AS k

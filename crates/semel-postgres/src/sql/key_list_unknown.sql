@@ -11,7 +11,7 @@ marked AS (
     AND ($1::bytea IS NULL OR k.scope = $1) AND ($2::bytea IS NULL OR (k.scope, k.id) > ($2::bytea, $3::bytea))
   ORDER BY k.scope, k.id LIMIT $5
 )
-SELECT k.scope, k.id, clock_timestamp() AS now,
+SELECT k.scope, k.id, statement_timestamp() AS now,
   k.state, k.fingerprint, k.token, k.nonce, k.hold, k.extended, k.attempt, k.until, k.outcome_code, k.outcome,
   k.digest, k.tombstone_until, k.withdrawn, k.withdrawn_until
 FROM (SELECT * FROM expired UNION ALL SELECT * FROM marked) AS k

@@ -21,7 +21,9 @@ won AS (
   RETURNING k.token, k.until, k.attempt,
     CASE WHEN clock_timestamp() - statement_timestamp() > interval '30 seconds' THEN semel.token_too_old() END
 )
-SELECT w.token AS won_token, w.until AS won_until, w.attempt AS won_attempt, clock_timestamp() AS now,
+-- What was seen is as old as the statement, however long it waited.
+SELECT w.token AS won_token, w.until AS won_until, w.attempt AS won_attempt,
+  CASE WHEN w.token IS NULL THEN statement_timestamp() ELSE clock_timestamp() END AS now,
   k.state, k.fingerprint, k.token, k.nonce, k.hold, k.extended, k.attempt, k.until, k.outcome_code, k.outcome,
   k.digest, k.tombstone_until, k.withdrawn, k.withdrawn_until
 FROM (SELECT 1) AS one LEFT JOIN won AS w ON true LEFT JOIN seen AS k ON true

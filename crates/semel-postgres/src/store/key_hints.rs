@@ -86,8 +86,10 @@ impl Hints {
         // Listen, mark, and only then may the caller read the record (rule K11).
         self.listen().await?;
         match mark(db, key).await {
-            Ok(true) => {}
-            Ok(false) => return Some(Box::pin(std::future::ready(()))),
+            Ok(Marked::Yes) => {}
+            Ok(Marked::Ended) => return Some(Box::pin(std::future::ready(()))),
+            // Were it ready at once, the waiter would ask again and again for as long as the lock is held.
+            Ok(Marked::Locked) => return None,
             Err(error) => {
                 tracing::debug!(%error, "the wish to be told is not marked");
                 return None;
@@ -161,28 +163,38 @@ impl Shared {
     }
 }
 
-/// Whether the key is claimed and its row says that somebody waits.
-async fn mark(db: &Postgres, key: &Key) -> Result<bool, StoreError> {
+/// Whether a key's row says that somebody waits.
+enum Marked {
+    Yes,
+    /// Nobody runs it.
+    Ended,
+    /// Somebody holds the row.
+    Locked,
+}
+
+async fn mark(db: &Postgres, key: &Key) -> Result<Marked, StoreError> {
     let failed = |error| classify("subscribe", error);
-    let seen: Option<bool> = query_scalar(SEEN)
+    let seen = || {
+        query_scalar::<bool>(SEEN)
+            .bind(key.scope().as_bytes())
+            .bind(key.id())
+    };
+    match seen().fetch_optional(&db.own).await.map_err(failed)? {
+        None => return Ok(Marked::Ended),
+        Some(true) => return Ok(Marked::Yes),
+        Some(false) => {}
+    }
+    let marked = query(MARK)
         .bind(key.scope().as_bytes())
         .bind(key.id())
-        .fetch_optional(&db.own)
+        .execute(&db.own)
         .await
         .map_err(failed)?;
-    match seen {
-        None => Ok(false),
-        Some(true) => Ok(true),
-        Some(false) => {
-            let marked = query(MARK)
-                .bind(key.scope().as_bytes())
-                .bind(key.id())
-                .execute(&db.own)
-                .await
-                .map_err(failed)?;
-            Ok(marked.rows_affected() == 1)
-        }
+    if marked.rows_affected() == 1 {
+        return Ok(Marked::Yes);
     }
+    let seen = seen().fetch_optional(&db.own).await.map_err(failed)?;
+    Ok(seen.map_or(Marked::Ended, |_| Marked::Locked))
 }
 
 /// Passes on what is told, for as long as the handle lives. While the connection is away everybody is told.

@@ -23,15 +23,28 @@ pub const REPEAT: RetryPolicy = RetryPolicy {
 };
 
 /// How long [`transact`] asks after a lost commit reply whether it is committed.
-const LOOK: Duration = Duration::from_secs(10);
+pub(super) const LOOK: Duration = Duration::from_secs(10);
 /// Between two looks.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
+/// What no two lives of a server have in common. The start of the first process stays the same when a killed session makes
+/// the server recover from its log; the statistics, which are thrown away then, do not.
+macro_rules! server_life {
+    () => {
+        "concat_ws(' ', extract(epoch FROM pg_postmaster_start_time()), \
+         (SELECT extract(epoch FROM b.stats_reset) FROM pg_catalog.pg_stat_bgwriter AS b))"
+    };
+}
+
 /// The last statement before the commit. A failed transaction refuses it, where COMMIT would not (rule O8).
-const PROBE: &str = "SELECT pg_current_xact_id_if_assigned()::text, pg_postmaster_start_time()::text";
-/// Whether a transaction is committed. After a restart its number may belong to another one: then nobody can say.
-const STATUS: &str = "SELECT pg_xact_status($1::xid8)
-WHERE pg_postmaster_start_time()::text = $2 AND NOT pg_is_in_recovery()";
+const PROBE: &str = concat!("SELECT pg_current_xact_id_if_assigned()::text, ", server_life!());
+/// Whether a transaction is committed. In another life of the server its number may belong to another one: then nobody
+/// can say.
+const STATUS: &str = concat!(
+    "SELECT pg_xact_status($1::xid8) WHERE ",
+    server_life!(),
+    " = $2 AND NOT pg_is_in_recovery()"
+);
 
 /// What a body of [`transact`] returns: `Box::pin(async move { … })`.
 pub type TxFuture<'c, T, E> = Pin<Box<dyn Future<Output = Result<T, TxError<E>>> + Send + 'c>>;

@@ -10,7 +10,7 @@ use semel_core::{ErrorKind, Fingerprint, Key, Retry, StoreError, StoredOutcome, 
 use sqlx::{AssertSqlSafe, Postgres as Driver, Transaction};
 
 use super::keys::{Once as Asked, OnceOptions, once};
-use super::transact::{REPEAT, TxError, TxFuture};
+use super::transact::{LOOK, REPEAT, TxError, TxFuture};
 use crate::db::Postgres;
 use crate::error::{classify, commit_failed};
 use crate::gate::query_scalar;
@@ -243,7 +243,12 @@ impl Run<'_> {
     /// Whether the run of this nonce is committed. The mark of a transaction that is still committing is waited for, by a
     /// mark of our own that is taken back (rule K5).
     async fn is_mine(&self, nonce: Nonce) -> Result<bool, StoreError> {
+        let failed = |error| classify("commit", error);
         let mut tx = self.db.begin().await?;
+        // Whoever holds the row now may be anybody, for any time.
+        let patience = query_scalar::<String>("SELECT set_config('lock_timeout', $1, true)");
+        let patience = patience.bind(format!("{}ms", LOOK.as_millis()));
+        patience.fetch_one(&mut *tx).await.map_err(failed)?;
         let asked = once(&mut tx, self.key, self.fingerprint, self.options).await?;
         if matches!(asked, Asked::First(_)) {
             roll_back(tx).await;
@@ -262,7 +267,7 @@ impl Run<'_> {
                 .bind(self.key.id())
                 .fetch_optional(&mut *tx)
                 .await
-                .map_err(|error| classify("commit", error))?;
+                .map_err(failed)?;
         roll_back(tx).await;
         Ok(stored.flatten().as_deref() == Some(&nonce.0[..]))
     }

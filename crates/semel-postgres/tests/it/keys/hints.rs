@@ -151,3 +151,20 @@ async fn a_broken_connection_wakes_everybody_and_is_made_again() {
     owner.complete(&done(&claim, lease)).await.unwrap();
     timeout(LONG, hint).await.expect("told");
 }
+
+/// Ready at once it would make the waiter ask again and again for as long as the row is locked.
+#[tokio::test]
+async fn a_row_that_somebody_holds_is_asked_for_from_time_to_time() {
+    let (_lent, owner, waiter) = two().await;
+    let claim = request();
+    granted(&owner, &claim).await;
+    let mut tx = owner.begin().await.unwrap();
+    sqlx::query("SELECT FROM semel.key WHERE id = $1 FOR UPDATE")
+        .bind(claim.key.id())
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    assert!(waiter.subscribe(&claim.key).await.is_none());
+    tx.rollback().await.unwrap();
+    assert!(waiter.subscribe(&claim.key).await.is_some());
+}

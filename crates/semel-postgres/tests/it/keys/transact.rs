@@ -8,7 +8,7 @@ use semel_postgres::tx::{Once, OnceOptions, TxError, once, transact};
 use semel_postgres::{Config, Postgres};
 use semel_testkit::proxy::Proxy;
 use semel_testkit::servers::PostgresServer;
-use sqlx::{Postgres as Driver, Transaction};
+use sqlx::{Connection as _, Postgres as Driver, Transaction};
 
 use super::once::until_someone_waits;
 use super::{Lent, request};
@@ -184,6 +184,27 @@ async fn commit_that_never_arrived_is_repeated() {
 /// After a restart a transaction number says nothing: the outcome is unknown, and `once` tells which it was (rule K5).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_commit_reply_is_unknown_after_a_restart_and_once_tells() {
+    unknown_after(|server, _| {
+        server.kill();
+        server.restart();
+    })
+    .await;
+}
+
+/// One killed session makes the server recover from its log and hand out numbers again, in the same first process.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_commit_reply_is_unknown_after_one_session_was_killed() {
+    unknown_after(|_, session| {
+        let killed = std::process::Command::new("kill")
+            .args(["-KILL", &session.to_string()])
+            .status()
+            .unwrap();
+        assert!(killed.success());
+    })
+    .await;
+}
+
+async fn unknown_after(crash: impl FnOnce(&mut PostgresServer, i32)) {
     let mut server = PostgresServer::start();
     let lent_url = server.fresh_database();
     let (proxy, db) = {
@@ -215,11 +236,24 @@ async fn lost_commit_reply_is_unknown_after_a_restart_and_once_tells() {
         .await
     };
     proxy.drop_reply_to(b"COMMIT");
+    let mut victim = sqlx::PgConnection::connect(&lent_url).await.unwrap();
+    let session: i32 = sqlx::query_scalar("SELECT pg_backend_pid()")
+        .fetch_one(&mut victim)
+        .await
+        .unwrap();
     let crash = async {
         proxy.hit(1).await;
         proxy.refuse(true);
-        server.kill();
-        tokio::task::block_in_place(|| server.restart());
+        tokio::task::block_in_place(|| crash(&mut server, session));
+        // Its session ends with the server's life.
+        while sqlx::query("SELECT pg_sleep(0.01)")
+            .execute(&mut victim)
+            .await
+            .is_ok()
+        {}
+        while sqlx::PgConnection::connect(&lent_url).await.is_err() {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
         proxy.refuse(false);
     };
     let (lost, ()) = tokio::join!(run(&db), crash);

@@ -262,3 +262,31 @@ async fn every_size_of_outcome_is_kept_byte_for_byte() {
         }
     }
 }
+
+/// Whoever has the key now may hold it for hours: that is no answer, and no reason to wait for one as long.
+#[tokio::test]
+async fn a_lost_commit_is_looked_up_for_a_limited_time() {
+    let (lent, direct) = Lent::take().await;
+    shop(&direct).await;
+    let (proxy, db) = behind_proxy(&lent).await;
+    let key = request().key;
+    let asked = Fingerprint::of(b"what was asked");
+    proxy.drop_request(b"COMMIT AND CHAIN");
+    let other = std::sync::Mutex::new(None);
+    let (marked, direct, name) = (&other, &direct, &key);
+    let done = transact_once(&db, &key, asked, Mark::Last, OnceOptions::default(), |_| {
+        Box::pin(async move {
+            let mut tx = direct.begin().await?;
+            let once = semel_postgres::tx::once(&mut tx, name, asked, OnceOptions::default()).await?;
+            drop(once);
+            *marked.lock().unwrap() = Some(tx);
+            Ok::<_, TxError<()>>(succeeded("paid"))
+        })
+    });
+    let done = tokio::time::timeout(std::time::Duration::from_secs(30), done);
+    let done = done.await.expect("an answer");
+    assert!(
+        matches!(&done, Err(TxError::Store(error)) if error.kind() == ErrorKind::ReplyLost),
+        "{done:?}"
+    );
+}

@@ -1,8 +1,8 @@
 //! A claim that waits for a row is judged again when it has it.
 
-use semel_core::KeyStoreExt as _;
-use semel_core::claim::{Claim, ClaimReply, OwnerLost, Release};
-use semel_testkit::laws::keys::{duplicate, other_request};
+use semel_core::claim::{Claim, ClaimReply, Completion, OwnerLost, Release, succeeded};
+use semel_core::{KeyStore as _, KeyStoreExt as _};
+use semel_testkit::laws::keys::{KEEP, duplicate, other_request};
 use sqlx::{PgConnection, Row as _};
 
 use super::once::until_someone_waits;
@@ -100,4 +100,42 @@ async fn a_claim_that_waited_too_long_after_its_token_was_drawn_starts_again() {
             }
         }
     }
+}
+
+/// What is seen before a wait is judged by the time before it: the owner may have ended its run meanwhile.
+#[tokio::test]
+async fn a_run_that_ended_during_a_wait_for_another_key_is_not_unknown() {
+    let (_lent, db) = Lent::take().await;
+    let held = request();
+    let running = Claim {
+        lease_ms: 800,
+        ..request()
+    };
+    let mut tx = db.begin().await.unwrap();
+    assert!(claim_text(&mut tx, CLAIM, &held).await.unwrap().is_some());
+    let ClaimReply::Granted { lease, .. } = db.claim(&running).await.unwrap() else {
+        panic!("not granted")
+    };
+    let waiting = tokio::spawn({
+        let (db, both) = (db.clone(), [duplicate(&held), duplicate(&running)]);
+        async move { db.claim_many(&both).await }
+    });
+    until_someone_waits(&db, 1).await;
+    let done = Completion {
+        key: running.key.clone(),
+        lease,
+        outcome: succeeded("done"),
+        keep: KEEP,
+    };
+    db.complete(&done).await.unwrap();
+    sqlx::raw_sql("SELECT pg_sleep(1)")
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    tx.rollback().await.unwrap();
+    let replies = waiting.await.unwrap();
+    assert!(
+        matches!(replies[1], Ok(ClaimReply::Busy { .. } | ClaimReply::Done { .. })),
+        "{replies:?}"
+    );
 }
