@@ -9,7 +9,7 @@ use http::Response;
 use http::header::HeaderValue;
 use http::request::Parts;
 use semel_core::claim::Reconcile;
-use semel_core::{Key, KeyStore, Timestamp};
+use semel_core::{Key, KeyStore, OwnerLost, Timestamp};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
@@ -165,6 +165,18 @@ impl Shared {
                       its operator has found out what happened";
         let url = self.status_url.as_ref().map(|url| url(key));
         self.answer(&Problem::new(kind, detail).status_url(url))
+    }
+
+    /// "Not known", to an owner that has lost its claim and whose record says no more.
+    pub(crate) fn lost(&self, key: &Key) -> Response<Body> {
+        if self.config.owner_lost == OwnerLost::Hold {
+            return self.unknown(key);
+        }
+        self.saw(Event::Unknown, Some(key));
+        let detail = "this run lost its claim before it had ended, and what it did is not known; the key may be run \
+                      again, so a later request with it may run";
+        let url = self.status_url.as_ref().map(|url| url(key));
+        self.answer(&Problem::new(ProblemKind::Unknown, detail).status_url(url))
     }
 
     pub(crate) fn no_store(&self, key: &Key) -> Response<Body> {

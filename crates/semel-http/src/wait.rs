@@ -118,14 +118,20 @@ impl Waiter {
             let woken = self.notify.notified();
             tokio::pin!(woken);
             woken.as_mut().enable();
-            if hint.is_none() {
-                hint = store.subscribe(&self.key).await;
-            }
-            match store.read(&self.key).await {
-                Ok(Some(record)) if matches!(record.state, State::Claimed { .. }) => {}
-                Ok(_) => return WaitEnd::Changed,
+            let look = async {
+                if hint.is_none() {
+                    hint = store.subscribe(&self.key).await;
+                }
+                store.read(&self.key).await
+            };
+            // Never longer than the caller waits, whatever the store does.
+            let left = deadline.saturating_sub(SystemClock.monotonic());
+            match tokio::time::timeout(left, look).await {
+                Ok(Ok(Some(record))) if matches!(record.state, State::Claimed { .. }) => {}
+                Ok(Ok(_)) => return WaitEnd::Changed,
                 // The next claim will say what is wrong with the store; until then there is time.
-                Err(error) => tracing::debug!(%error, "cannot read a record that is waited for"),
+                Ok(Err(error)) => tracing::debug!(%error, "cannot read a record that is waited for"),
+                Err(_) => return WaitEnd::TimedOut,
             }
             let now = SystemClock.monotonic();
             if now >= deadline {

@@ -222,7 +222,7 @@ async fn what_the_record_says(shared: &Shared, owned: &Owned) -> Response<Body> 
     tracing::error!(key = %owned.key, "a run ended after its claim was lost; the answer is the record's");
     match tokio::time::timeout(shared.store_timeout(), shared.store.read(&owned.key)).await {
         Ok(Ok(record)) => replay::record(shared, owned, record),
-        Ok(Err(_)) | Err(_) => shared.unknown(&owned.key),
+        Ok(Err(_)) | Err(_) => shared.lost(&owned.key),
     }
 }
 

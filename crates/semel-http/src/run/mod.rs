@@ -95,13 +95,12 @@ pub(crate) enum Turn<S, E> {
 }
 
 /// What an owner holds.
-#[derive(Clone)]
 pub(crate) struct Owned {
     pub(crate) key: Key,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) lease: Lease,
-    /// On the monotonic clock, taken before the claim was sent (rule K1).
-    pub(crate) asked_at: Duration,
+    /// Moved by each renewal.
+    pub(crate) end: renew::Deadline,
 }
 
 /// Claims the key; runs the job if the claim is granted, and else tells what the record says.
@@ -141,7 +140,7 @@ where
                     key: claim.key,
                     fingerprint: job.fingerprint,
                     lease,
-                    asked_at,
+                    end: renew::Deadline::new(asked_at, shared.config.lease_ms),
                 };
                 return run(shared, owned, attempt, job, place).await;
             }

@@ -44,10 +44,10 @@ async fn renew_slowly<T>(
     began: Duration,
     mut work: Pin<&mut impl Future<Output = T>>,
 ) -> Result<T, Stopped> {
-    let end = Deadline::new(owned.asked_at, shared.config.lease_ms);
+    let end = &owned.end;
+    let rerun = shared.config.owner_lost == OwnerLost::Rerun;
     {
-        let mut renewal = pin!(renew(shared, owned, began, &end));
-        let rerun = shared.config.owner_lost == OwnerLost::Rerun;
+        let mut renewal = pin!(renew(shared, owned, began, end));
         let mut guarded = pin!(std::future::poll_fn(|cx| {
             if rerun && end.passed() {
                 return std::task::Poll::Ready(Err(Stopped));
@@ -58,12 +58,11 @@ async fn renew_slowly<T>(
             biased;
             done = &mut guarded => return done,
             () = &mut renewal => {}
+            // Also while a renewal gets no answer and the work is silent.
+            () = end.sleep(), if rerun => {}
         }
     }
-    match shared.config.owner_lost {
-        OwnerLost::Hold => Ok(work.await),
-        OwnerLost::Rerun => Err(Stopped),
-    }
+    if rerun { Err(Stopped) } else { Ok(work.await) }
 }
 
 /// Renews until it cannot or may not any more.
@@ -99,18 +98,16 @@ async fn renew(shared: &Shared, owned: &Owned, began: Duration, end: &Deadline) 
         }
         // Again soon, so that a short failure does not cost the lease.
         pause = (third / 8).max(Duration::from_millis(1));
-        if end.passed() && shared.config.owner_lost == OwnerLost::Rerun {
-            return;
-        }
     }
 }
 
-/// When the lease can have ended at the earliest, for `Rerun`. Two clocks, for the monotonic one does not count
+/// When the lease can have ended at the earliest, for `Rerun`: one for the whole run, its answer's body included. Two clocks, for the monotonic one does not count
 /// suspend and the wall clock may be set back: the later reading counts, so that the error is to stop too early.
-struct Deadline(std::sync::Mutex<(Duration, i64)>);
+pub(crate) struct Deadline(std::sync::Mutex<(Duration, i64)>);
 
 impl Deadline {
-    fn new(asked_at: Duration, lease_ms: i64) -> Self {
+    /// `asked_at`: on the monotonic clock, before the claim was sent (rule K1).
+    pub(super) fn new(asked_at: Duration, lease_ms: i64) -> Self {
         let deadline = Self(std::sync::Mutex::default());
         deadline.move_to(asked_at, lease_ms);
         deadline
@@ -127,5 +124,13 @@ impl Deadline {
     fn passed(&self) -> bool {
         let (monotonic, wall) = *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         SystemClock.monotonic() >= monotonic || SystemClock.now().0 >= wall
+    }
+
+    async fn sleep(&self) {
+        while !self.passed() {
+            let (monotonic, _) = *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let left = monotonic.saturating_sub(SystemClock.monotonic());
+            tokio::time::sleep(left.max(Duration::from_millis(1))).await;
+        }
     }
 }

@@ -69,7 +69,7 @@ pub(super) fn record(shared: &Shared, owned: &Owned, record: Option<Record>) -> 
         fingerprint, state, ..
     }) = record
     else {
-        return shared.unknown(&owned.key);
+        return shared.lost(&owned.key);
     };
     if fingerprint.is_some_and(|stored| stored != owned.fingerprint) {
         return mismatch::answer(shared, &owned.key, "a part of it");
@@ -82,7 +82,7 @@ pub(super) fn record(shared: &Shared, owned: &Owned, record: Option<Record>) -> 
             ..
         } => done(shared, &owned.key, &outcome, retain_until),
         State::Tombstone { until, .. } => gone(shared, &owned.key, until),
-        State::Absent | State::Claimed { .. } | State::Unknown { .. } => shared.unknown(&owned.key),
+        State::Absent | State::Claimed { .. } | State::Unknown { .. } => shared.lost(&owned.key),
     }
 }
 

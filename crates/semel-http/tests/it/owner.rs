@@ -16,6 +16,8 @@ on_each_store![
     a_lost_owner_is_run_again_only_where_the_claim_says_so,
     an_owner_whose_key_was_settled_answers_what_the_record_says,
     a_run_that_may_be_repeated_stops_when_its_lease_can_have_ended,
+    a_stream_goes_on_for_longer_than_its_lease_where_a_run_may_be_repeated,
+    a_silent_store_does_not_put_off_the_stop_of_a_run_that_may_be_repeated,
     a_withdrawal_that_outlives_its_lease_is_unknown_and_not_made_twice,
     a_lease_with_no_time_left_has_ended,
     a_clock_that_jumps_never_makes_a_key_run_twice,
@@ -136,6 +138,50 @@ async fn a_run_that_may_be_repeated_stops_when_its_lease_can_have_ended(world: W
     tokio::time::timeout(Duration::from_secs(30), layer.drain())
         .await
         .unwrap();
+}
+
+/// Renewals while the handler ran count for its answer's body, too.
+async fn a_stream_goes_on_for_longer_than_its_lease_where_a_run_may_be_repeated(world: World) {
+    let (world, store) = world.faulty();
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let layer = world.layer_with(|config| {
+        config.owner_lost = OwnerLost::Rerun;
+        config.lease_ms = 900;
+        config.response_bytes_max = 10;
+    });
+    let waits = gate.clone();
+    let app = app(&layer, &runs, move |_| {
+        let gate = waits.clone();
+        async move {
+            gate.pass().await;
+            answer(200, vec![b'x'; 1_000])
+        }
+    });
+    let first = send_soon(&app, post("a"));
+    gate.arrived().await;
+    until("it is longer than its lease", async || store.calls("extend") >= 4).await;
+    gate.open();
+    assert_eq!(first.await.unwrap().body.len(), 1_000);
+    assert_eq!(send(&app, post("a")).await.code(), "SEM0407");
+    assert_eq!(runs.count(), 1);
+}
+
+async fn a_silent_store_does_not_put_off_the_stop_of_a_run_that_may_be_repeated(world: World) {
+    let (world, store) = world.faulty();
+    let (runs, gate) = (Runs::default(), Gate::default());
+    store.fail("extend", Fault::Silent, u32::MAX);
+    let layer = world.layer_with(|config| {
+        config.owner_lost = OwnerLost::Rerun;
+        config.lease_ms = 60;
+        config.store_ms_max = 60_000;
+    });
+    let app = gated(&layer, &runs, &gate);
+    let first = tokio::time::timeout(Duration::from_secs(20), send(&app, post("a")))
+        .await
+        .expect("it is stopped by its lease, not by store_ms_max");
+    assert_eq!((first.status, first.code().as_str()), (409, "SEM0406"));
+    let said = String::from_utf8_lossy(&first.body);
+    assert!(said.contains("may run") && !said.contains("operator"), "{said}");
 }
 
 /// powertools#8049: the claim is no longer renewed, and the run goes on.

@@ -13,6 +13,7 @@ on_each_store![
     a_client_that_gives_up_changes_nothing_and_its_retry_replays,
     a_duplicate_runs_by_itself_when_the_first_gave_the_key_back,
     a_duplicate_waits_at_most_the_cap_and_is_told_when_to_come_back,
+    a_duplicate_waits_at_most_the_cap_also_for_a_silent_store,
     a_duplicate_of_a_lost_owner_stops_waiting_when_the_lease_ends,
     a_store_that_tells_wakes_a_waiter_of_another_process_at_once,
     a_duplicate_is_told_to_come_back_when_runs_usually_end,
@@ -122,6 +123,22 @@ async fn a_duplicate_waits_at_most_the_cap_and_is_told_when_to_come_back(world: 
 }
 
 /// The owner is another process, which has died: nobody will ever wake the waiter.
+async fn a_duplicate_waits_at_most_the_cap_also_for_a_silent_store(world: World) {
+    let (world, store) = world.faulty();
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let layer = world.layer_with(|config| config.wait_ms_max = 20);
+    let app = gated(&layer, &runs, &gate);
+    let first = send_soon(&app, post("a"));
+    gate.arrived().await;
+    store.fail("read", Fault::Silent, u32::MAX);
+    let second = tokio::time::timeout(Duration::from_secs(20), send(&app, post("a")))
+        .await
+        .expect("wait_ms_max is the longest");
+    assert_eq!((second.status, second.code().as_str()), (409, "SEM0405"));
+    gate.open();
+    assert_eq!(first.await.unwrap().status, 201);
+}
+
 async fn a_duplicate_of_a_lost_owner_stops_waiting_when_the_lease_ends(world: World) {
     let (world, store) = world.faulty();
     let (runs, gate) = (Runs::default(), Gate::default());
