@@ -132,14 +132,16 @@ async fn a_second_signal_exits_at_once() {
 #[tokio::test]
 async fn every_metric_is_documented() {
     let receiver = Receiver::start().await;
-    let (port, api) = (free_port(), free_port());
+    let (port, away, api) = (free_port(), free_port(), free_port());
     let folder = Folder::new(&format!(
         "[store]\nurl = \"sqlite:semel.db\"\n[saga]\n[api]\nlisten = \"127.0.0.1:{api}\"\n[[relay]]\nname = \"r\"\nsink.webhook.url = \"{}\"\n\
-         [[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:{port}\"\nupstream = \"{}\"\nanonymous = true\n",
+         [[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:{port}\"\nupstream = \"{}\"\nanonymous = true\n\
+         [[gateway]]\nname = \"away\"\nlisten = \"127.0.0.1:{away}\"\nupstream = \"http://127.0.0.1:{}\"\nanonymous = true\n",
         receiver.url("/"),
         receiver.url("/"),
+        free_port(),
     ));
-    // Some are shown only when there is something to show: an event that nobody publishes, a request.
+    // Some are shown only when there is something to show: an event that nobody publishes, a request, a reload.
     let db = super::relays::shop(&folder.file("semel.db")).await;
     let mut tx = db.begin().await.unwrap();
     let event = Event::new(uuid_v7(&SystemClock), "orders", "order.placed").with_stream("nobody");
@@ -147,13 +149,17 @@ async fn every_metric_is_documented() {
     db.commit(tx).await.unwrap();
     let daemon = folder.start().await;
     daemon.until_ready().await;
-    let request = http::Request::post(format!("http://127.0.0.1:{port}/"))
-        .body(bytes::Bytes::new())
-        .unwrap();
-    HttpClient::new(Limits::default())
-        .send(request, LIMIT)
-        .await
-        .unwrap();
+    for (port, path, body) in [(port, "", ""), (away, "", ""), (api, "v1/keys/list", "{}")] {
+        let request = http::Request::post(format!("http://127.0.0.1:{port}/{path}"))
+            .header("content-type", "application/json")
+            .body(bytes::Bytes::from_static(body.as_bytes()))
+            .unwrap();
+        HttpClient::new(Limits::default())
+            .send(request, LIMIT)
+            .await
+            .unwrap();
+    }
+    daemon.hang_up();
 
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/daemon.md")).unwrap();
     let documented: BTreeSet<&str> = page
