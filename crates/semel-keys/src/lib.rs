@@ -16,7 +16,7 @@ mod quota;
 pub use batched::{BatchConfig, Batched};
 pub use idempotent::{
     BoxError, Failed, Held, Idempotent, NotRun, OnOwnerLost, Outage, Outcome, Ran, Renewal, Run, RunConfig,
-    Stopped, WaitEnd, Waiter, Waiters, idempotent, renew_while,
+    SHORT_DRAIN_MAX, Stopped, WaitEnd, Waiter, Waiters, idempotent, renew_while,
 };
 pub use issue::{IssuedError, Issuer, SECRET_BYTES_MIN, SECRETS_MAX, Secret};
 pub use quota::{Quota, QuotaConfig};

@@ -24,7 +24,7 @@ impl<S: KeyStore> Shared<S> {
     }
 
     /// One call within its time.
-    async fn within<T>(
+    pub(super) async fn within<T>(
         &self,
         operation: &'static str,
         call: impl Future<Output = Result<T, StoreError>>,

@@ -67,6 +67,8 @@ pub struct RunConfig {
     pub run_ms_max: u64,
     /// Milliseconds that one call to the store may take, at most [`WITHDRAWN_MS`]. Default 5 000.
     pub store_ms_max: u64,
+    /// Milliseconds that the reconcile hook may take; after that the key stays unknown. 1 to a day. Default 30 000.
+    pub reconcile_ms_max: u64,
     /// How long an outcome that could not be stored is tried again in the background. Default 50 ms growing to 5 s, for
     /// 10 minutes; then the key ends as its policy says.
     pub completion_retry: RetryPolicy,
@@ -84,6 +86,7 @@ impl Default for RunConfig {
             waiters_max: 4_096,
             run_ms_max: 600_000,
             store_ms_max: 5_000,
+            reconcile_ms_max: 30_000,
             completion_retry: RetryPolicy {
                 initial_ms: 50,
                 cap_ms: 5_000,
@@ -108,6 +111,14 @@ impl RunConfig {
         limits::check("lease_ms", "ms", lease, 3, limits::LEASE_MS_MAX as u64, help)?;
         self.keep.check()?;
         limits::check("run_ms_max", "ms", self.run_ms_max, 1, u64::MAX, help)?;
+        limits::check(
+            "reconcile_ms_max",
+            "ms",
+            self.reconcile_ms_max,
+            1,
+            86_400_000,
+            help,
+        )?;
         let help = "a claim without an answer is withdrawn, and WITHDRAWN_MS is for how long that is remembered: choose \
                     store_ms_max below it";
         limits::check(

@@ -2,6 +2,7 @@
 
 mod calls;
 mod config;
+mod guard;
 mod outcome;
 mod renew;
 mod run;
@@ -10,12 +11,15 @@ mod wait;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use semel_core::claim::Reconcile;
 use semel_core::limits::LimitExceeded;
 use semel_core::{ErrorKind, Fingerprint, Keep, Key, KeyStore, StoreError};
 use tokio_util::task::TaskTracker;
+
+use self::guard::Stage;
 
 pub use self::config::{OnOwnerLost, Outage, RunConfig};
 pub use self::outcome::{BoxError, Failed, NotRun, Outcome, Ran, Run};
@@ -148,7 +152,7 @@ impl<S: KeyStore + Clone> Idempotent<S> {
         self.change(|config| config.lease_ms = lease_ms.clamp(3, semel_core::limits::LEASE_MS_MAX))
     }
 
-    /// How long outcomes are kept; one outside its limits is refused by the store.
+    /// How long outcomes are kept. With one outside its limits no call runs: each says which limit.
     #[must_use]
     pub fn keep(self, keep: Keep) -> Self {
         self.change(|config| config.keep = keep)
@@ -198,8 +202,16 @@ impl<S: KeyStore + Clone> Idempotent<S> {
         Fut: Future<Output = Result<T, Failed>> + Send + 'static,
         T: Into<Bytes> + Send + 'static,
     {
-        let call = run::call(Arc::clone(&self.0), key.clone(), fingerprint, function);
-        run::joined(self.0.tasks.spawn(call)).await
+        let stage = Stage::default();
+        let call = run::call(
+            Arc::clone(&self.0),
+            stage.clone(),
+            key.clone(),
+            fingerprint,
+            function,
+        );
+        let call = guard::watched(Arc::clone(&self.0), stage.clone(), call);
+        guard::joined(self.0.tasks.spawn(call).await, &stage)
     }
 
     /// Runs that had no key because the store was away and the policy is [`Outage::Open`].
@@ -218,6 +230,9 @@ impl<S: KeyStore + Clone> Idempotent<S> {
 
 /// Runs a function once per key, with the default settings: the short form of [`Idempotent`]. Duplicates in this process
 /// find the end of a call by looking from time to time; a kept [`Idempotent`] wakes them.
+///
+/// It ends when the outcome is stored, for the process may end right after it. Where the store gives no answer, that takes
+/// [`SHORT_DRAIN_MAX`] at most.
 ///
 /// # Errors
 /// [`NotRun`]: this call ran nothing.
@@ -244,8 +259,15 @@ where
     T: Into<Bytes> + Send + 'static,
 {
     let once = Idempotent::new(store.clone());
-    once.run(key, input, |_| function()).await
+    let ran = once.run(key, input, |_| function()).await;
+    if tokio::time::timeout(SHORT_DRAIN_MAX, once.drain()).await.is_err() {
+        tracing::error!(%key, "an outcome is not stored yet; if the process ends now, the key ends as its policy says");
+    }
+    ran
 }
+
+/// How long [`idempotent`] waits at most for what is told to the store behind the call.
+pub const SHORT_DRAIN_MAX: Duration = Duration::from_secs(60);
 
 fn lost() -> StoreError {
     let text = "the task of the call ended before it had an answer";

@@ -15,11 +15,12 @@ use semel_core::{
     Nonce, Release, StoreError, StoredOutcome, SystemClock, Timestamp, Token, crash_point,
 };
 
+use super::Shared;
 use super::config::{OnOwnerLost, Outage};
-use super::outcome::{Failed, Failure, NotRun, Outcome, Ran, Run};
+use super::guard::{At, Stage};
+use super::outcome::{BoxError, Failed, Failure, NotRun, Outcome, Ran, Run};
 use super::renew::{Held, Renewal, renew_while};
 use super::wait::WaitEnd;
-use super::{Shared, lost};
 
 /// Times that one call asks its hook and claims again.
 const RECONCILES_MAX: u32 = 3;
@@ -27,6 +28,7 @@ const RECONCILES_MAX: u32 = 3;
 /// Claims the key, waits where somebody else runs it, and runs the function if it is granted.
 pub(super) async fn call<S, F, Fut, T>(
     shared: Arc<Shared<S>>,
+    stage: Stage,
     key: Key,
     fingerprint: Fingerprint,
     function: F,
@@ -38,6 +40,8 @@ where
     T: Into<Bytes> + Send + 'static,
 {
     let config = &shared.config;
+    // An outcome that may never be stored is no reason to begin.
+    config.check().map_err(|limit| NotRun::Store(limit.into()))?;
     let deadline = SystemClock.monotonic() + Duration::from_millis(config.wait_ms_max);
     let mut reconciled = 0;
     loop {
@@ -49,10 +53,18 @@ where
             owner_lost: config.owner_lost.stored(),
             lease_ms: config.lease_ms,
         };
-        match shared.claim(&claim).await {
+        stage.set(At::Asked(Release {
+            key: key.clone(),
+            nonce: claim.nonce,
+            token: None,
+        }));
+        let reply = shared.claim(&claim).await;
+        stage.set(At::Nothing);
+        match reply {
             Ok(ClaimReply::Granted { lease, attempt, .. }) => {
                 crash_point("run.claimed");
                 let held = Held { key, lease, asked_at };
+                stage.set(At::Runs(held.clone()));
                 return Ok(run(&shared, held, fingerprint, attempt, function).await);
             }
             Ok(ClaimReply::Busy { lease_left_ms }) => {
@@ -81,6 +93,7 @@ where
             Ok(ClaimReply::Withdrawn) => {}
             Err(error) => match config.outage {
                 Outage::Open if may_be_passed(&error) => {
+                    stage.set(At::Unguarded);
                     return Ok(unguarded(&shared, key, error, function).await);
                 }
                 Outage::Open | Outage::Closed => return Err(NotRun::Store(error)),
@@ -108,10 +121,15 @@ async fn reconcile<S: KeyStore>(shared: &Shared<S>, key: &Key, token: Token) -> 
     let OnOwnerLost::Reconcile(hook) = &shared.config.owner_lost else {
         return false;
     };
-    let verdict = match hook.reconcile(key, token).await {
-        Ok(Some(verdict)) => verdict,
-        Ok(None) => return false,
-        Err(error) => {
+    let time = Duration::from_millis(shared.config.reconcile_ms_max);
+    let verdict = match tokio::time::timeout(time, hook.reconcile(key, token)).await {
+        Ok(Ok(Some(verdict))) => verdict,
+        Ok(Ok(None)) => return false,
+        Err(_) => {
+            tracing::warn!(%key, reconcile_ms_max = shared.config.reconcile_ms_max, "the reconcile hook gave no answer in time");
+            return false;
+        }
+        Ok(Err(error)) => {
             tracing::warn!(%key, %error, "the reconcile hook could not find out");
             return false;
         }
@@ -122,7 +140,7 @@ async fn reconcile<S: KeyStore>(shared: &Shared<S>, key: &Key, token: Token) -> 
         verdict,
         keep: shared.config.keep,
     };
-    match shared.store.settle(&settlement).await {
+    match shared.within("settle", shared.store.settle(&settlement)).await {
         // Whoever settled it: what the record says now is claimed again.
         Ok(LeaseReply::Ok(_) | LeaseReply::Conflict | LeaseReply::LeaseLost) => {
             shared.waiters.wake(key);
@@ -135,19 +153,26 @@ async fn reconcile<S: KeyStore>(shared: &Shared<S>, key: &Key, token: Token) -> 
     }
 }
 
-/// What a function's future came to.
+/// What a function's future came to. All code of the user runs in here: a panic of any of it may come after the effect.
 async fn outcome_of<Fut, T>(work: Fut) -> Result<Bytes, Failed>
 where
     Fut: Future<Output = Result<T, Failed>>,
     T: Into<Bytes>,
 {
+    let work = async { work.await.map(Into::into) };
     match AssertUnwindSafe(work).catch_unwind().await {
-        Ok(result) => result.map(Into::into),
+        Ok(result) => result,
         Err(panic) => Err(Failed::unknown(panicked(&*panic))),
     }
 }
 
-fn panicked(panic: &(dyn std::any::Any + Send)) -> String {
+/// The text of a user's error, whose own code may panic.
+fn text_of(error: &BoxError) -> String {
+    std::panic::catch_unwind(AssertUnwindSafe(|| error.to_string()))
+        .unwrap_or_else(|_| "an error whose text panics".to_owned())
+}
+
+pub(super) fn panicked(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic
         .downcast_ref::<&str>()
         .map(ToString::to_string)
@@ -197,10 +222,10 @@ where
                     token: Some(held.lease.token),
                 })
                 .await;
-            Ran::now(Outcome::Refused(error.to_string().into()), None).because(error)
+            Ran::now(Outcome::Refused(text_of(&error).into()), None).because(error)
         }
         Ok(Err(Failed(Failure::Unknown(error)))) => {
-            tracing::error!(key = %held.key, %error, "a run ended and nobody knows what came of it");
+            tracing::error!(key = %held.key, error = text_of(&error), "a run ended and nobody knows what came of it");
             shared.abandon(&held).await;
             Ran::now(Outcome::Unknown, None).because(error)
         }
@@ -253,7 +278,7 @@ async fn store<S: KeyStore>(
 async fn what_the_record_says<S: KeyStore>(shared: &Shared<S>, held: &Held, fingerprint: Fingerprint) -> Ran {
     tracing::error!(key = %held.key, "a run ended after its claim was lost; the answer is the record's");
     let unknown = Ran::now(Outcome::Unknown, None);
-    let record = match shared.store.read(&held.key).await {
+    let record = match shared.within("read", shared.store.read(&held.key)).await {
         Ok(Some(record)) => record,
         Ok(None) => return unknown.because("the key was settled as not happened while its owner still ran"),
         Err(error) => return unknown.because(error),
@@ -293,7 +318,7 @@ where
         Ok(output) => Ran::now(Outcome::Succeeded(output), None).because(error),
         Err(Failed(Failure::Refused(reason))) => Ran::now(Outcome::Refused(reason), None).because(error),
         Err(Failed(Failure::Released(why))) => {
-            Ran::now(Outcome::Refused(why.to_string().into()), None).because(why)
+            Ran::now(Outcome::Refused(text_of(&why).into()), None).because(why)
         }
         Err(Failed(Failure::Unknown(why))) => Ran::now(Outcome::Unknown, None).because(why),
     };
@@ -301,9 +326,4 @@ where
         unguarded: true,
         ..ran
     }
-}
-
-/// The task of a call, joined.
-pub(super) async fn joined(task: tokio::task::JoinHandle<Result<Ran, NotRun>>) -> Result<Ran, NotRun> {
-    task.await.unwrap_or_else(|_| Err(NotRun::Store(lost())))
 }

@@ -100,15 +100,21 @@ impl Waiter {
         loop {
             let mut woken = std::pin::pin!(self.notify.notified());
             woken.as_mut().enable();
-            let hint = store.subscribe(&self.key).await;
+            // A store that says nothing must not hold the wait up beyond its own end.
+            let left = |now: Duration| deadline.min(lease_end).saturating_sub(now);
+            let hinted = store.subscribe(&self.key);
+            let hint = tokio::time::timeout(left(SystemClock.monotonic()), hinted).await;
+            let hint = hint.ok().flatten();
             let pause_max = if hint.is_some() { POLL_HINTED_MAX } else { POLL_MAX };
-            match store.read(&self.key).await {
-                Ok(Some(record)) if matches!(record.state, State::Claimed { .. }) => {}
-                Ok(_) => return WaitEnd::Changed,
+            let read = store.read(&self.key);
+            match tokio::time::timeout(left(SystemClock.monotonic()), read).await {
+                Ok(Ok(Some(record))) if matches!(record.state, State::Claimed { .. }) => {}
+                Ok(Ok(_)) => return WaitEnd::Changed,
                 // The next claim will say what is wrong with the store; until then there is time.
-                Err(error) => {
+                Ok(Err(error)) => {
                     tracing::debug!(error = chain(&error), "cannot read a record that is waited for");
                 }
+                Err(_) => tracing::debug!("no answer about a record that is waited for"),
             }
             let now = SystemClock.monotonic();
             if now >= deadline {

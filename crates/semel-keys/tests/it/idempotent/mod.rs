@@ -1,5 +1,6 @@
 //! Any async function, run once per key.
 
+mod broken;
 mod crash;
 mod outcomes;
 mod owner;
