@@ -22,6 +22,24 @@ pub(crate) struct Outgoing {
     body: Source,
     watch: Option<Arc<Watch>>,
     left: Option<u64>,
+    idle: Option<Idle>,
+}
+
+/// How long a client may send nothing. Over HTTP/2 nothing else keeps this time, and many streams share a connection.
+struct Idle {
+    most: Duration,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Idle {
+    /// Whether it sent nothing for too long; the timer is made when it is first needed.
+    fn late(&mut self, cx: &mut Context<'_>) -> bool {
+        let most = self.most;
+        let sleep = self
+            .sleep
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(most)));
+        sleep.as_mut().poll(cx).is_ready()
+    }
 }
 
 /// Where it comes from.
@@ -43,9 +61,14 @@ fn now_ms() -> u64 {
 }
 
 impl Outgoing {
-    /// What a client sends; more bytes than `max` are an error.
-    pub(crate) fn client(body: Incoming, max: Option<u64>) -> Self {
-        Self::streamed(Source::Client(body), max)
+    /// What a client sends; more bytes than `max` are an error, and so is nothing for longer than `idle`.
+    pub(crate) fn client(body: Incoming, max: Option<u64>, idle: Duration) -> Self {
+        let mut outgoing = Self::streamed(Source::Client(body), max);
+        outgoing.idle = Some(Idle {
+            most: idle,
+            sleep: None,
+        });
+        outgoing
     }
 
     /// What the layer hands on.
@@ -59,6 +82,7 @@ impl Outgoing {
             body: Source::Whole(Full::new(bytes)),
             watch: None,
             left: None,
+            idle: None,
         }
     }
 
@@ -67,6 +91,7 @@ impl Outgoing {
             body,
             watch: None,
             left: max,
+            idle: None,
         };
         if !outgoing.is_end_stream() {
             let watch = Watch::default();
@@ -124,6 +149,15 @@ impl HttpBody for Outgoing {
             Source::Layer(body) => Pin::new(body).poll_frame(cx),
             Source::Whole(body) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
         };
+        if let Some(idle) = &mut self.idle {
+            if polled.is_ready() {
+                idle.sleep = None;
+            } else if idle.late(cx) {
+                return Poll::Ready(Some(Err(
+                    "nothing more of the body came within body_idle_ms".into()
+                )));
+            }
+        }
         if let (Poll::Ready(frame), Some(watch)) = (&polled, &self.watch) {
             watch.moved();
             let bytes = match frame {

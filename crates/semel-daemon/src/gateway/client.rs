@@ -3,21 +3,24 @@
 //! # Guarantees
 //! - [`SendError::NotSent`] only when no byte of the request can have left: no connection could be made, or one that
 //!   was kept had been closed and hyper handed the request back whole.
+//! - Each phase has a time of its own: a connection is had within `connect_timeout_ms`, and only then the time of the
+//!   answer's head begins, so that [`SendError::Slow`] is never said of a request that waited for a connection.
 //! - A request is written to one connection at most. Only one that came back whole is given to the next.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use http::{HeaderValue, Request, Response, Uri, Version, header};
+use http::{HeaderMap, HeaderValue, Request, Response, Uri, Version, header};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use semel_core::error::chain;
 use semel_core::{Clock as _, SystemClock};
+use semel_http::headers::SEMEL_DEADLINE_MS;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::body::Outgoing;
+use super::body::{Outgoing, Watch};
 use super::config::{ProxyConfig, UpstreamHttp};
 
 /// Why there is no answer.
@@ -27,7 +30,53 @@ pub(crate) enum SendError {
     NotSent(String),
     /// Bytes may have left.
     Broken(String),
+    /// Bytes may have left, and the answer's head did not come in time.
+    Slow,
 }
+
+/// How long a request may take.
+#[derive(Debug)]
+pub(crate) struct Limits<'a> {
+    /// For the answer's head, once there is a connection.
+    pub(crate) head: Duration,
+    /// When all must be over, on the monotonic clock.
+    pub(crate) end: Option<Duration>,
+    /// A body on its way: the time of the head counts from the last byte that moved.
+    pub(crate) watch: Option<&'a Watch>,
+}
+
+impl Limits<'_> {
+    fn left(&self, most: Duration) -> Duration {
+        self.end
+            .map_or(most, |end| end.saturating_sub(SystemClock.monotonic()).min(most))
+    }
+
+    /// Tells the upstream how long is left, now that there is a connection.
+    fn stamp(&self, headers: &mut HeaderMap) {
+        if let Some(end) = self.end {
+            let left = end.saturating_sub(SystemClock.monotonic()).as_millis();
+            headers.insert(
+                SEMEL_DEADLINE_MS,
+                HeaderValue::from(u64::try_from(left).unwrap_or(u64::MAX)),
+            );
+        }
+    }
+
+    /// Ends when the answer's head is late.
+    async fn slow(&self) {
+        match self.watch {
+            Some(watch) => {
+                watch.moved();
+                watch.still_for(self.head).await;
+            }
+            None => tokio::time::sleep(self.left(self.head)).await,
+        }
+    }
+}
+
+/// How long a request waits for a kept connection to be at rest: one may still be busy with a body that nobody
+/// waits for.
+const REST: Duration = Duration::from_millis(50);
 
 /// Connections to one upstream. Cheap to clone; clones share them.
 #[derive(Clone)]
@@ -96,35 +145,57 @@ impl Client {
     pub(crate) async fn send(
         &self,
         mut request: Request<Outgoing>,
+        limits: &Limits<'_>,
     ) -> Result<(Response<Incoming>, Lease), SendError> {
+        let mut patience = REST;
         loop {
             let (connection, kept) = match self.take() {
                 Some(kept) => (kept, true),
-                None => (self.connect().await.map_err(SendError::NotSent)?, false),
+                None => (self.connect(limits).await.map_err(SendError::NotSent)?, false),
             };
             let mut failed = match connection {
                 Connected::One(mut sender) => {
                     // Ends at once for a connection at rest, and fails for one that was closed meanwhile.
-                    if sender.ready().await.is_err() {
-                        if kept {
+                    let most = if kept { patience } else { self.0.config.connect };
+                    match tokio::time::timeout(limits.left(most), sender.ready()).await {
+                        Ok(Ok(())) => {}
+                        late if kept => {
+                            // A client that sends slowly keeps its connection busy, and not those who come after.
+                            if late.is_err() {
+                                patience = Duration::ZERO;
+                            }
                             continue;
                         }
-                        return Err(SendError::NotSent("the connection was closed at once".into()));
+                        _ => return Err(SendError::NotSent("the connection was closed at once".into())),
                     }
-                    match sender.try_send_request(request).await {
+                    limits.stamp(request.headers_mut());
+                    let sent = tokio::select! {
+                        biased;
+                        sent = sender.try_send_request(request) => sent,
+                        () = limits.slow() => return Err(SendError::Slow),
+                    };
+                    match sent {
                         Ok(answer) => return Ok((answer, Lease(Some((sender, self.clone()))))),
                         Err(failed) => failed,
                     }
                 }
-                Connected::Two(mut sender) => match sender.try_send_request(self.absolute(request)).await {
-                    Ok(answer) => return Ok((answer, Lease(None))),
-                    Err(failed) => {
-                        if sender.is_closed() {
-                            *lock(&self.0.shared) = None;
+                Connected::Two(mut sender) => {
+                    limits.stamp(request.headers_mut());
+                    let sent = tokio::select! {
+                        biased;
+                        sent = sender.try_send_request(self.absolute(request)) => sent,
+                        () = limits.slow() => return Err(SendError::Slow),
+                    };
+                    match sent {
+                        Ok(answer) => return Ok((answer, Lease(None))),
+                        Err(failed) => {
+                            if sender.is_closed() {
+                                *lock(&self.0.shared) = None;
+                            }
+                            failed
                         }
-                        failed
                     }
-                },
+                }
             };
             request = match failed.take_message() {
                 Some(whole) if kept => self.origin(whole),
@@ -149,9 +220,19 @@ impl Client {
                 idle.clear();
                 break;
             }
-            if !sender.is_closed() {
-                return Some(Connected::One(sender));
+            if sender.is_closed() {
+                continue;
             }
+            if !sender.is_ready()
+                && let Some(at) = idle.iter().rposition(|it| it.sender.is_ready())
+            {
+                // One that is at rest goes before the last used.
+                let other = idle.remove(at);
+                let busy = Idle { sender, since };
+                idle.push(busy);
+                return Some(Connected::One(other.sender));
+            }
+            return Some(Connected::One(sender));
         }
         None
     }
@@ -168,7 +249,19 @@ impl Client {
         }
     }
 
-    async fn connect(&self) -> Result<Connected, String> {
+    async fn connect(&self, limits: &Limits<'_>) -> Result<Connected, String> {
+        let most = self.0.config.connect;
+        // Waiting for another's connection is a part of it.
+        match tokio::time::timeout(limits.left(most), self.dial_in_turn()).await {
+            Ok(connected) => connected,
+            Err(_) => Err(format!(
+                "no connection within connect_timeout_ms = {}",
+                most.as_millis()
+            )),
+        }
+    }
+
+    async fn dial_in_turn(&self) -> Result<Connected, String> {
         let config = &self.0.config;
         // One at a time where all requests will share it.
         let _turn = if config.http == UpstreamHttp::Two {
@@ -181,13 +274,7 @@ impl Client {
         } else {
             None
         };
-        match tokio::time::timeout(config.connect, self.dial()).await {
-            Ok(connected) => connected,
-            Err(_) => Err(format!(
-                "no connection within connect_timeout_ms = {}",
-                config.connect.as_millis()
-            )),
-        }
+        self.dial().await
     }
 
     async fn dial(&self) -> Result<Connected, String> {

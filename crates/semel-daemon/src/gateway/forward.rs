@@ -10,10 +10,11 @@ use semel_http::headers;
 use super::config::{HostRule, ProxyConfig};
 
 /// Fields of one connection (RFC 9110, 7.6.1). `Trailer` is not one of them: it goes with the trailers, which do.
-const HOP_BY_HOP: [HeaderName; 8] = [
+const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
+    HeaderName::from_static("http2-settings"),
     header::PROXY_AUTHENTICATE,
     header::PROXY_AUTHORIZATION,
     header::TE,
@@ -85,9 +86,20 @@ fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item =
         .filter(|word| !word.is_empty())
 }
 
-/// The protocol that a request asks to change to, where it asks in due form.
+/// The protocol that a request asks to change to, where it asks in due form. HTTP itself is none: requests in the
+/// tunnel would pass by every route.
 pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let asked = headers.get(header::UPGRADE)?;
+    let http = |word: &str| {
+        let word = word.to_ascii_lowercase();
+        word.starts_with("h2")
+            || word.starts_with("h3")
+            || word.starts_with("http/")
+            || word.starts_with("tls/")
+    };
+    if tokens(headers, &header::UPGRADE).any(http) {
+        return None;
+    }
     tokens(headers, &header::CONNECTION)
         .any(|word| word.eq_ignore_ascii_case("upgrade"))
         .then(|| asked.clone())
@@ -110,6 +122,35 @@ pub(super) fn request(
     let trailers = tokens(headers, &header::TE).any(|word| word.eq_ignore_ascii_case("trailers"));
     strip_hop_by_hop(headers, &config.kept);
     headers.remove(header::EXPECT);
+    let host = who(headers, config, peer, authority);
+    let own = || {
+        let authority = config.upstream.authority()?;
+        HeaderValue::from_str(authority.as_str()).ok()
+    };
+    let shown = match &config.host {
+        HostRule::Upstream => own(),
+        HostRule::Preserve => host.or_else(own),
+        HostRule::Is(name) => Some(name.clone()),
+    };
+    if let Some(host) = shown {
+        headers.insert(header::HOST, host);
+    }
+    if let Some(upgrade) = upgrade {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, upgrade);
+    } else if trailers {
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        headers.insert(header::CONNECTION, HeaderValue::from_static("te"));
+    }
+}
+
+/// Takes out what a client may not say, and says who asked. The `Host` that it asked for is taken out and returned.
+pub(super) fn who(
+    headers: &mut HeaderMap,
+    config: &ProxyConfig,
+    peer: Option<IpAddr>,
+    authority: Option<&HeaderValue>,
+) -> Option<HeaderValue> {
     for name in &NOT_FROM_CLIENTS {
         headers.remove(name);
     }
@@ -140,25 +181,7 @@ pub(super) fn request(
         &header::FORWARDED,
         &forwarded(peer, host.as_ref(), proto),
     );
-    let own = || {
-        let authority = config.upstream.authority()?;
-        HeaderValue::from_str(authority.as_str()).ok()
-    };
-    let shown = match &config.host {
-        HostRule::Upstream => own(),
-        HostRule::Preserve => host.or_else(own),
-        HostRule::Is(name) => Some(name.clone()),
-    };
-    if let Some(host) = shown {
-        headers.insert(header::HOST, host);
-    }
-    if let Some(upgrade) = upgrade {
-        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-        headers.insert(header::UPGRADE, upgrade);
-    } else if trailers {
-        headers.insert(header::TE, HeaderValue::from_static("trailers"));
-        headers.insert(header::CONNECTION, HeaderValue::from_static("te"));
-    }
+    host
 }
 
 /// One element of `Forwarded` (RFC 7239).
@@ -312,6 +335,23 @@ mod tests {
             (get(&headers, "te"), get(&headers, "connection")),
             (Some("trailers"), Some("te"))
         );
+    }
+
+    /// Requests in the tunnel would pass by every route.
+    #[test]
+    fn no_tunnel_is_made_for_http_itself() {
+        for (asked, made) in [
+            ("websocket", true),
+            ("h2c", false),
+            ("foo, H2C", false),
+            ("HTTP/2.0", false),
+        ] {
+            let headers = map(&[("connection", "Upgrade, HTTP2-Settings"), ("upgrade", asked)]);
+            assert_eq!(upgrade(&headers).is_some(), made, "{asked}");
+        }
+        let mut headers = map(&[("http2-settings", "AAMAAABkAAQAAP__")]);
+        request(&mut headers, &config(""), None, None, None);
+        assert_eq!(get(&headers, "http2-settings"), None);
     }
 
     #[test]

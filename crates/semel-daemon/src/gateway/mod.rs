@@ -49,7 +49,7 @@ mod x509;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::{Request, Response};
+use http::{HeaderName, Request, Response};
 use semel_core::{Key, KeyStore, limits};
 use semel_http::{Event, Idempotency, IdempotencyLayer};
 use tokio_util::sync::CancellationToken;
@@ -58,10 +58,10 @@ use tower::{Layer as _, Service as _};
 pub(crate) use body::{Outgoing, Reply};
 pub(crate) use config::{FrontConfig, GATEWAY, GatewayConfig, ROUTE, TLS, UPSTREAM_TLS, read};
 pub(crate) use failure::{Refusal, host_trouble};
-pub(crate) use stats::Stats;
+pub(crate) use stats::{Counted, Stats};
 
 use client::Client;
-use config::{KeyRule, Principal, RouteConfig};
+use config::{HostRule, KeyRule, Principal, RouteConfig};
 use failure::head_limits;
 use principal::Asker;
 use proxy::{Peer, Proxy};
@@ -90,7 +90,7 @@ impl Live {
         let layers = config
             .routes
             .iter()
-            .map(|route| layer(&config.name, route, Arc::clone(keys), Arc::clone(stats)))
+            .map(|route| layer(config, route, Arc::clone(keys), Arc::clone(stats)))
             .collect::<Result<Vec<_>, _>>()
             .map_err(|limit| limit.to_string())?;
         let threads = (0..threads.max(1))
@@ -123,19 +123,26 @@ impl Live {
 }
 
 fn layer(
-    gateway: &str,
+    config: &GatewayConfig,
     route: &RouteConfig,
     keys: Arc<dyn KeyStore>,
     stats: Arc<Stats>,
 ) -> Result<IdempotencyLayer, limits::LimitExceeded> {
+    let gateway = config.name.clone();
+    let by_host = config.proxy.host == HostRule::Preserve;
     let builder = IdempotencyLayer::builder(keys)
         .config(route.layer.clone())
         .observer(move |event: Event, _: Option<&Key>| stats.key(event));
     match &route.principal {
-        Principal::Anonymous => builder.anonymous_scope(&format!("gateway/{gateway}")),
+        Principal::Anonymous if !by_host => builder.anonymous_scope(&format!("gateway/{gateway}")),
+        Principal::Anonymous => {
+            builder.scope(move |request: &http::request::Parts| principal::anonymous(&gateway, request))
+        }
         Principal::Header(header) | Principal::Auth { header, .. } => {
-            let (gateway, header) = (gateway.to_owned(), header.clone());
-            builder.scope(move |request: &http::request::Parts| principal::scope(&gateway, &header, request))
+            let header = header.clone();
+            builder.scope(move |request: &http::request::Parts| {
+                principal::scope(&gateway, &header, by_host, request)
+            })
         }
     }
     .build()
@@ -150,6 +157,8 @@ struct Inner {
     served: Vec<Served>,
     pass: Proxy,
     front: FrontConfig,
+    /// Fields in which `auth_url` names the caller: never a client's own word, with a key or without.
+    named: Box<[HeaderName]>,
 }
 
 /// One route on one thread.
@@ -183,7 +192,7 @@ impl Gateway {
             .zip(layers)
             .map(|(route, layer)| Served {
                 keyed: layer.layer(proxy(&route.sending)),
-                asker: Asker::new(&route.principal),
+                asker: Asker::new(&route.principal, &settings),
             })
             .collect();
         Self(Arc::new(Inner {
@@ -191,17 +200,22 @@ impl Gateway {
             served,
             pass: proxy(&settings.sending),
             front: config.front.clone(),
+            named: named(&config.routes),
         }))
     }
 
-    /// A client's body, with the limit of requests without a key.
+    /// A client's body, with its limit of time and the limit of requests without a key.
     pub(crate) fn take(&self, body: hyper::body::Incoming) -> Outgoing {
-        Outgoing::client(body, self.0.front.unkeyed_bytes_max)
+        let front = &self.0.front;
+        Outgoing::client(body, front.unkeyed_bytes_max, front.body_idle)
     }
 
     /// The answer to one request; `peer` is who connected.
-    pub(crate) async fn call(&self, request: Request<Outgoing>, peer: Option<IpAddr>) -> Response<Reply> {
+    pub(crate) async fn call(&self, mut request: Request<Outgoing>, peer: Option<IpAddr>) -> Response<Reply> {
         let inner = &*self.0;
+        for name in &inner.named {
+            request.headers_mut().remove(name);
+        }
         let front = &inner.front;
         let target = request
             .uri()
@@ -224,6 +238,25 @@ impl Gateway {
     }
 }
 
+/// The fields that only `auth_url` fills. One that is a proxy's word on another route stays.
+fn named(routes: &[RouteConfig]) -> Box<[HeaderName]> {
+    let told = |name: &HeaderName| {
+        routes
+            .iter()
+            .any(|route| matches!(&route.principal, Principal::Header(header) if header == name))
+    };
+    let mut named: Vec<HeaderName> = routes
+        .iter()
+        .filter_map(|route| match &route.principal {
+            Principal::Auth { header, .. } if !told(header) => Some(header.clone()),
+            _ => None,
+        })
+        .collect();
+    named.sort_unstable_by(|a, b| a.as_str().cmp(b.as_str()));
+    named.dedup();
+    named.into()
+}
+
 /// Whether a request of this route may have a key, so that its caller must be known.
 fn may_be_keyed(route: &RouteConfig, headers: &http::HeaderMap) -> bool {
     let layer = &route.layer;
@@ -243,7 +276,7 @@ impl Served {
         let (mut parts, body) = request.into_parts();
         if let Some(asker) = &self.asker {
             let keyed = may_be_keyed(route, &parts.headers);
-            if keyed && let Err(refused) = asker.name(&mut parts).await {
+            if keyed && let Err(refused) = asker.name(&mut parts, peer).await {
                 return *refused;
             }
         }

@@ -70,38 +70,50 @@ impl std::fmt::Display for Pattern {
 /// How often escapes are taken out at most: some servers do it twice.
 const DECODINGS_MAX: usize = 3;
 
-/// The forms in which a path is compared: as sent, and where they differ from that, with escapes taken out once and
-/// as often as there are any, `\` as `/`, parameters of segments left out, and dots resolved.
+/// The forms in which a path is compared: as sent, and where they differ from that, with escapes taken out not at
+/// all, all but those of `/` and `\`, once, and as often as there are any; with dots resolved, whether an empty segment
+/// counts as one or not, and whether `\` is `/` or not; parameters of segments left out.
 pub(crate) fn forms(path: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let plain = !path.contains(['%', ';', '\\']) && !path.contains("/.");
     let mut others = Vec::new();
-    if !plain {
-        let mut decoded = path.as_bytes().to_vec();
-        for _ in 0..DECODINGS_MAX {
-            let next = decode(&decoded);
-            let last = next == decoded;
-            decoded = next;
-            let form = resolve(&decoded);
+    let mut add = |bytes: &[u8]| {
+        for (empty_counts, backslash) in [(false, true), (true, true), (false, false), (true, false)] {
+            let form = resolve(bytes, empty_counts, backslash);
             if !others.contains(&form) {
                 others.push(form);
             }
-            if last {
+        }
+    };
+    if !plain {
+        let mut decoded = path.as_bytes().to_vec();
+        add(&decoded);
+        // Some servers keep `%2F` one segment while they resolve `%2e%2e`.
+        add(&decode(&decoded, true));
+        for _ in 0..DECODINGS_MAX {
+            let next = decode(&decoded, false);
+            if next == decoded {
                 break;
             }
+            decoded = next;
+            add(&decoded);
         }
     }
     std::iter::once(Cow::Borrowed(path)).chain(others.into_iter().map(Cow::Owned))
 }
 
-/// Takes out one layer of escapes.
-fn decode(path: &[u8]) -> Vec<u8> {
+/// Takes out one layer of escapes; with `keep` not those of separators.
+fn decode(path: &[u8], keep: bool) -> Vec<u8> {
     let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
     let mut out = Vec::with_capacity(path.len());
     let mut at = 0;
     while let Some(byte) = path.get(at) {
-        match (byte, digit(path.get(at + 1)), digit(path.get(at + 2))) {
-            (b'%', Some(high), Some(low)) => {
-                out.push(u8::try_from(high * 16 + low).unwrap_or(b'%'));
+        let escaped = match (byte, digit(path.get(at + 1)), digit(path.get(at + 2))) {
+            (b'%', Some(high), Some(low)) => u8::try_from(high * 16 + low).ok(),
+            _ => None,
+        };
+        match escaped {
+            Some(found) if !(keep && matches!(found, b'/' | b'\\')) => {
+                out.push(found);
                 at += 3;
             }
             _ => {
@@ -114,12 +126,17 @@ fn decode(path: &[u8]) -> Vec<u8> {
 }
 
 /// Resolves dots, and leaves out what follows `;` in a segment.
-fn resolve(path: &[u8]) -> String {
-    let text = String::from_utf8_lossy(path).replace('\\', "/");
+fn resolve(path: &[u8], empty_counts: bool, backslash: bool) -> String {
+    let mut text = String::from_utf8_lossy(path).into_owned();
+    if backslash {
+        text = text.replace('\\', "/");
+    }
+    let rest = text.strip_prefix('/').unwrap_or(&text);
     let mut segments: Vec<&str> = Vec::new();
-    for segment in text.split('/') {
+    for segment in rest.split('/') {
         match segment.split(';').next().unwrap_or_default() {
-            "" | "." => {}
+            "." => {}
+            "" if !empty_counts => {}
             ".." => {
                 segments.pop();
             }
@@ -179,9 +196,19 @@ mod tests {
             "/payments;v=1",
             "/x/..;/payments",
             "/x\\..\\payments",
+            "/a%2Fb/../payments",
+            "/a%2Fb/%2e%2e/payments",
+            "/a\\b/../payments",
         ] {
             let found = forms(spelling).any(|form| pattern("/payments").covers(&form));
             assert!(found, "{spelling}: {:?}", forms(spelling).collect::<Vec<_>>());
+        }
+        // A server that counts empty segments takes this for `/a/payments`, one that merges them for `/payments`.
+        for wanted in ["/a/payments", "/payments"] {
+            assert!(
+                forms("/a//../payments").any(|form| pattern(wanted).covers(&form)),
+                "{wanted}"
+            );
         }
         assert_eq!(forms("/a/b").count(), 1);
     }

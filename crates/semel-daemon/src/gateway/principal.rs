@@ -1,16 +1,19 @@
 //! Who asks: by a header, by another service, or nobody in particular.
 
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
+use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use semel_client::{HttpClient, Limits};
 use semel_core::Scope;
 use semel_http::{Body, ScopeError};
 
 use super::body::Reply;
-use super::config::Principal;
+use super::config::{Principal, ProxyConfig};
 use super::failure::Refusal;
 use super::forward;
 
@@ -18,14 +21,51 @@ use super::forward;
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
 /// The scope of a request whose principal stands in its header: put there by a proxy in front, or by [`Asker`].
-pub(super) fn scope(gateway: &str, header: &HeaderName, parts: &Parts) -> Result<Scope, ScopeError> {
+/// `by_host`: the upstream sees which host was asked for, so that one host's answer is not another's.
+pub(super) fn scope(
+    gateway: &str,
+    header: &HeaderName,
+    by_host: bool,
+    parts: &Parts,
+) -> Result<Scope, ScopeError> {
     let mut values = parts.headers.get_all(header).iter();
     match (values.next(), values.next()) {
         (Some(id), None) if !id.is_empty() => {
-            Ok(Scope::of_parts(&[b"gateway", gateway.as_bytes(), id.as_bytes()]))
+            let (gateway, id) = (gateway.as_bytes(), id.as_bytes());
+            Ok(if by_host {
+                Scope::of_parts(&[b"gateway", gateway, id, &host(parts)])
+            } else {
+                Scope::of_parts(&[b"gateway", gateway, id])
+            })
         }
         _ => Err(ScopeError::NoPrincipal),
     }
+}
+
+/// The scope of all who ask one host, where nobody is named: no principal is empty, so it is nobody's own.
+///
+/// # Errors
+/// Credentials show that there are callers to tell apart.
+pub(super) fn anonymous(gateway: &str, parts: &Parts) -> Result<Scope, ScopeError> {
+    if parts.headers.contains_key(header::AUTHORIZATION) {
+        return Err(ScopeError::CredentialsWithoutResolver);
+    }
+    Ok(Scope::of_parts(&[
+        b"gateway",
+        gateway.as_bytes(),
+        b"",
+        &host(parts),
+    ]))
+}
+
+/// Whom the client asked for, in small letters.
+fn host(parts: &Parts) -> Vec<u8> {
+    let authority = parts
+        .uri
+        .authority()
+        .map(|authority| authority.as_str().as_bytes());
+    let host = || parts.headers.get(header::HOST).map(HeaderValue::as_bytes);
+    authority.or_else(host).unwrap_or_default().to_ascii_lowercase()
 }
 
 /// Asks another service who calls.
@@ -34,11 +74,12 @@ pub(super) struct Asker {
     header: HeaderName,
     timeout: Duration,
     client: HttpClient,
+    config: Arc<ProxyConfig>,
 }
 
 impl Asker {
     /// For routes whose principal comes from another service.
-    pub(super) fn new(principal: &Principal) -> Option<Self> {
+    pub(super) fn new(principal: &Principal, config: &Arc<ProxyConfig>) -> Option<Self> {
         let Principal::Auth { url, header, timeout } = principal else {
             return None;
         };
@@ -50,6 +91,7 @@ impl Asker {
                 response_bytes_max: ANSWER_BYTES_MAX,
                 ..Limits::default()
             }),
+            config: Arc::clone(config),
         })
     }
 
@@ -57,12 +99,16 @@ impl Asker {
     ///
     /// # Errors
     /// The answer for the client: what the other service said, or that it cannot be asked.
-    pub(super) async fn name(&self, parts: &mut Parts) -> Result<(), Box<Response<Reply>>> {
+    pub(super) async fn name(
+        &self,
+        parts: &mut Parts,
+        peer: Option<IpAddr>,
+    ) -> Result<(), Box<Response<Reply>>> {
         let away = |detail: String| Box::new(Refusal::AuthAway.answer(&detail, false));
         let mut request = Request::new(Bytes::new());
         *request.method_mut() = Method::GET;
         *request.uri_mut() = self.url.clone();
-        *request.headers_mut() = asked(parts);
+        *request.headers_mut() = self.asked(parts, peer);
         let answer = match self.client.send(request, self.timeout).await {
             Ok(answer) => answer,
             Err(error) => {
@@ -97,29 +143,44 @@ impl Asker {
             }
         }
     }
-}
 
-/// What the other service is asked with: the caller's credentials and what it wants, not what it sends.
-fn asked(parts: &Parts) -> HeaderMap {
-    let mut headers = parts.headers.clone();
-    forward::strip_hop_by_hop(&mut headers, &[]);
-    for name in [
-        header::HOST,
-        header::EXPECT,
-        header::CONTENT_LENGTH,
-        header::CONTENT_TYPE,
-        header::CONTENT_ENCODING,
-    ] {
-        headers.remove(name);
+    /// What the other service is asked with: the caller's credentials and what it wants, not what it sends, and who
+    /// it is as this gateway knows it.
+    fn asked(&self, parts: &Parts, peer: Option<IpAddr>) -> HeaderMap {
+        let mut headers = parts.headers.clone();
+        forward::strip_hop_by_hop(&mut headers, &[]);
+        headers.remove(&self.header);
+        if !self.config.trust_forwarded {
+            let claimed: Vec<HeaderName> = headers
+                .keys()
+                .filter(|name| name.as_str().starts_with("x-forwarded-"))
+                .cloned()
+                .collect();
+            for name in &claimed {
+                headers.remove(name);
+            }
+        }
+        let authority = parts.uri.authority().map(Authority::as_str);
+        let authority = authority.and_then(|authority| HeaderValue::from_str(authority).ok());
+        forward::who(&mut headers, &self.config, peer, authority.as_ref());
+        for name in [
+            header::HOST,
+            header::EXPECT,
+            header::CONTENT_LENGTH,
+            header::CONTENT_TYPE,
+            header::CONTENT_ENCODING,
+        ] {
+            headers.remove(name);
+        }
+        if let Ok(method) = HeaderValue::from_str(parts.method.as_str()) {
+            headers.insert("x-original-method", method);
+        }
+        let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
+        if let Ok(target) = HeaderValue::from_str(target) {
+            headers.insert("x-original-uri", target);
+        }
+        headers
     }
-    if let Ok(method) = HeaderValue::from_str(parts.method.as_str()) {
-        headers.insert("x-original-method", method);
-    }
-    let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
-    if let Ok(target) = HeaderValue::from_str(target) {
-        headers.insert("x-original-uri", target);
-    }
-    headers
 }
 
 /// The other service's refusal, as the client sees it.

@@ -13,14 +13,14 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
-use semel_core::{Clock as _, SystemClock, crash_point};
-use semel_http::headers::{SEMEL_DEADLINE_MS, SEMEL_NO_STORE, SEMEL_OUTCOME};
+use semel_core::{Clock as _, Key, SystemClock, crash_point};
+use semel_http::headers::{SEMEL_NO_STORE, SEMEL_OUTCOME};
 use semel_http::{Body, ClaimInfo, Disposition, KeepFor, Problem};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
 use super::body::{Answer, Outgoing, Patience, Reply};
-use super::client::{Client, Lease, SendError};
+use super::client::{Client, Lease, Limits, SendError};
 use super::config::{ProxyConfig, Sending};
 use super::failure::{Refusal, broke_off, failed, not_supported, too_slow, unreachable};
 use super::forward::{self, NOT_EXECUTED, PERSIST_FOR};
@@ -97,19 +97,16 @@ impl Proxy {
             .then(|| hyper::upgrade::on(Request::from_parts(parts.clone(), ())));
         parts.extensions.clear();
         let watch = body.watch();
-        let sent = inner.client.send(Request::from_parts(parts, body));
         let limit = inner.sending.first_byte;
-        let began = SystemClock.monotonic();
-        let answer = match &watch {
-            // A long upload is not a slow upstream: the time counts from the last byte that moved.
-            Some(watch) => tokio::select! {
-                answer = sent => Some(answer),
-                () = watch.still_for(limit) => None,
-            },
-            None => tokio::time::timeout(limit, sent).await.ok(),
+        let limits = Limits {
+            head: limit,
+            end: None,
+            // A long upload is not a slow upstream.
+            watch: watch.as_deref(),
         };
-        match answer {
-            Some(Ok((answer, lease))) => {
+        let began = SystemClock.monotonic();
+        match inner.client.send(Request::from_parts(parts, body), &limits).await {
+            Ok((answer, lease)) => {
                 inner
                     .stats
                     .answered_after(SystemClock.monotonic().saturating_sub(began));
@@ -128,15 +125,15 @@ impl Proxy {
                 let body = Answer::new(body, lease, Patience::Idle(inner.sending.answer_idle));
                 Response::from_parts(parts, Reply::Upstream(Box::new(body)))
             }
-            Some(Err(_)) if watch.as_ref().is_some_and(|watch| watch.too_long()) => {
+            Err(_) if watch.as_ref().is_some_and(|watch| watch.too_long()) => {
                 inner.too_long("the upstream saw a part of it, and its connection was closed")
             }
-            Some(Err(SendError::NotSent(why))) => inner.not_sent(&why),
-            Some(Err(SendError::Broken(why))) => {
+            Err(SendError::NotSent(why)) => inner.not_sent(&why),
+            Err(SendError::Broken(why)) => {
                 inner.broken(&why);
                 failed(&broke_off(), Disposition::Unknown)
             }
-            None => {
+            Err(SendError::Slow) => {
                 inner.slow("first_byte_timeout_ms", limit);
                 failed(
                     &too_slow(&limit_text("first_byte_timeout_ms", limit)),
@@ -169,13 +166,13 @@ impl Proxy {
         let end = SystemClock.monotonic() + inner.sending.total;
         match inner.attempts(&parts, bytes, end).await {
             Sent::Answer(answer, lease) => {
-                if let Some(settled) = inner.settle_answer(&parts, &answer).await {
+                if let Some(settled) = inner.settle_answer(&parts, &claim.key, &answer).await {
                     return settled;
                 }
                 keyed_answer(answer, lease, end)
             }
             Sent::Nothing(response) => *response,
-            Sent::Unknown(problem) => match inner.settle(&parts).await {
+            Sent::Unknown(problem) => match inner.settle(&parts, &claim.key).await {
                 Some(settled) => settled,
                 None => failed(&problem, Disposition::Unknown),
             },
@@ -229,15 +226,17 @@ impl Inner {
             } else {
                 (self.sending.first_byte, "first_byte_timeout_ms")
             };
-            let mut parts = parts.clone();
-            let ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-            parts.headers.insert(SEMEL_DEADLINE_MS, HeaderValue::from(ms));
-            let request = Request::from_parts(parts, Outgoing::whole(bytes.clone()));
+            let request = Request::from_parts(parts.clone(), Outgoing::whole(bytes.clone()));
             sends += 1;
             crash_point("gateway.before_send");
             let began = SystemClock.monotonic();
-            let problem = match tokio::time::timeout(limit, self.client.send(request)).await {
-                Ok(Ok((answer, lease))) => {
+            let limits = Limits {
+                head: limit,
+                end: Some(end),
+                watch: None,
+            };
+            let problem = match self.client.send(request, &limits).await {
+                Ok((answer, lease)) => {
                     self.stats
                         .answered_after(SystemClock.monotonic().saturating_sub(began));
                     crash_point("gateway.answered");
@@ -246,15 +245,15 @@ impl Inner {
                     }
                     broke_off()
                 }
-                Ok(Err(SendError::NotSent(why))) if sends == 1 => {
+                Err(SendError::NotSent(why)) if sends == 1 => {
                     return Sent::Nothing(Box::new(self.not_sent(&why)));
                 }
                 // An earlier one may have been done.
-                Ok(Err(SendError::NotSent(why) | SendError::Broken(why))) => {
+                Err(SendError::NotSent(why) | SendError::Broken(why)) => {
                     self.broken(&why);
                     broke_off()
                 }
-                Err(_) => {
+                Err(SendError::Slow) => {
                     self.slow(name, limit);
                     too_slow(&limit_text(name, limit))
                 }
@@ -272,9 +271,9 @@ impl Inner {
     }
 
     /// Asks what became of it, where somebody knows.
-    async fn settle(&self, parts: &Parts) -> Option<Response<Reply>> {
+    async fn settle(&self, parts: &Parts, key: &Key) -> Option<Response<Reply>> {
         let reconciler = self.reconciler.as_ref()?;
-        match reconciler.ask(&parts.headers).await {
+        match reconciler.ask(&parts.headers, key).await {
             Verdict::Settled(answer) => {
                 self.stats.reconciled.inc();
                 Some(*answer)
@@ -287,12 +286,17 @@ impl Inner {
     }
 
     /// The same for an answer that says nothing of the end.
-    async fn settle_answer(&self, parts: &Parts, answer: &Response<Incoming>) -> Option<Response<Reply>> {
+    async fn settle_answer(
+        &self,
+        parts: &Parts,
+        key: &Key,
+        answer: &Response<Incoming>,
+    ) -> Option<Response<Reply>> {
         let silent =
             !answer.headers().contains_key(SEMEL_OUTCOME) && !answer.headers().contains_key(NOT_EXECUTED);
         let unclear = matches!(answer.status().as_u16(), 408 | 500 | 502 | 503 | 504);
         if silent && unclear {
-            self.settle(parts).await
+            self.settle(parts, key).await
         } else {
             None
         }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, Uri, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use semel_client::{HttpClient, Limits};
-use semel_core::{Clock as _, SystemClock};
+use semel_core::{Clock as _, Key, SystemClock};
 use semel_http::headers::{IDEMPOTENCY_KEY, SEMEL_OUTCOME};
 use semel_http::policy::OutcomeWord;
 use semel_http::{Body, Disposition};
@@ -54,7 +54,7 @@ impl Reconciler {
     /// `GET` with the key, the token and the principal of the request that was sent. Asked again while
     /// it answers `running` and the time lasts. Only a word of `Semel-Outcome` settles: that nothing is known of a key
     /// may mean that its request is still on its way.
-    pub(super) async fn ask(&self, sent: &HeaderMap) -> Verdict {
+    pub(super) async fn ask(&self, sent: &HeaderMap, key: &Key) -> Verdict {
         let end = SystemClock.monotonic() + self.most;
         loop {
             let left = end.saturating_sub(SystemClock.monotonic());
@@ -66,6 +66,10 @@ impl Reconciler {
                 {
                     request.headers_mut().append(name.clone(), value.clone());
                 }
+            }
+            // It may have come in another header, or in the body.
+            if let (false, Some(key)) = (request.headers().contains_key(IDEMPOTENCY_KEY), quoted(key)) {
+                request.headers_mut().insert(IDEMPOTENCY_KEY, key);
             }
             let answer = match self.client.send(request, left).await {
                 Ok(answer) => answer,
@@ -90,6 +94,13 @@ impl Reconciler {
             }
         }
     }
+}
+
+/// A key as a string of a structured field (RFC 9651, 3.3.3); `None` for one that no header can carry.
+fn quoted(key: &Key) -> Option<HeaderValue> {
+    let id = std::str::from_utf8(key.id()).ok()?;
+    let escaped = id.replace('\\', "\\\\").replace('"', "\\\"");
+    HeaderValue::from_str(&format!("\"{escaped}\"")).ok()
 }
 
 fn settled(answer: Response<Bytes>, meaning: Disposition) -> Verdict {

@@ -26,6 +26,8 @@ pub(crate) struct Gateways {
     context: Arc<Context>,
     threads: Threads,
     running: Mutex<BTreeMap<String, Running>>,
+    /// Fronts that have ended and may still have something to record.
+    ended: Mutex<Vec<Arc<Front>>>,
     /// Stores whose keys are swept.
     swept: Mutex<BTreeSet<String>>,
 }
@@ -75,6 +77,7 @@ impl Gateways {
             context: Arc::clone(context),
             threads: Threads::default(),
             running: Mutex::default(),
+            ended: Mutex::default(),
             swept: Mutex::default(),
         })
     }
@@ -110,8 +113,8 @@ impl Gateways {
         };
         for (name, running) in gone {
             tracing::info!(gateway = name, "gateway ends");
-            running.front.stop().cancel();
             running.part.gone();
+            self.ends(running.front);
         }
         for plan in planned {
             self.put(plan, stores);
@@ -188,7 +191,7 @@ impl Gateways {
             .is_some_and(|running| running.listen == config.listen.value);
         if !kept && let Some(old) = running.remove(&config.name) {
             tracing::info!(gateway = config.name, address = %old.address, "gateway leaves this address");
-            old.front.stop().cancel();
+            self.ends(old.front);
         }
         let entry = running.entry(config.name.clone()).or_insert_with(|| {
             tracing::info!(gateway = config.name, %address, threads, "gateway listens");
@@ -246,6 +249,27 @@ impl Gateways {
                     }
                 });
             }
+        }
+    }
+
+    /// Ends a front, and keeps it while anything of it runs.
+    fn ends(&self, front: Arc<Front>) {
+        front.stop().cancel();
+        let mut ended = lock(&self.ended);
+        ended.retain(|front| Arc::strong_count(front) > 1 || front.busy());
+        ended.push(front);
+    }
+
+    /// Ends when every request of every gateway, past ones too, has been carried out and recorded. Called when no
+    /// connection is left that could begin another.
+    pub(crate) async fn drain(&self) {
+        let running: Vec<Arc<Front>> = lock(&self.running)
+            .values()
+            .map(|running| Arc::clone(&running.front))
+            .collect();
+        let ended = lock(&self.ended).clone();
+        for front in running.into_iter().chain(ended) {
+            front.drain().await;
         }
     }
 

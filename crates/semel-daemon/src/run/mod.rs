@@ -153,7 +153,12 @@ async fn serve(mut config: Config, path: std::path::PathBuf) -> Exit {
     }
     tracing::info!("stopping");
     context.tasks.close();
-    if tokio::time::timeout(config.server.stop_max, context.tasks.wait())
+    let ending = async {
+        context.tasks.wait().await;
+        // A connection may have begun a request after its gateway was drained.
+        gateways.drain().await;
+    };
+    if tokio::time::timeout(config.server.stop_max, ending)
         .await
         .is_err()
     {

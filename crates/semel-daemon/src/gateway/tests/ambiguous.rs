@@ -47,6 +47,47 @@ async fn a_refused_connection_gives_the_key_back_at_once() {
     assert_eq!(upstream.count(), 1);
 }
 
+/// Else anybody who sends slowly makes others' requests unknown, with nothing sent of them.
+#[tokio::test]
+async fn a_connection_that_is_busy_with_another_ones_upload_is_not_waited_for() {
+    let early = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+    let upstream = Upstream::start(move |n| match n {
+        1..=3 => Does::Hangs(early),
+        _ => answer("201 Created", &[], "done"),
+    })
+    .await;
+    let world = World::new(upstream.address, "first_byte_timeout_ms = 400");
+    for _ in 0..3 {
+        let endless = futures_util::stream::pending::<Result<bytes::Bytes, std::convert::Infallible>>();
+        let mut upload = super::request("PUT", "/upload", "x");
+        *upload.body_mut() = axum::body::Body::from_stream(endless);
+        assert_eq!(world.send(upload).await.status, 200);
+    }
+    let runs = world.send(post("a")).await;
+    assert_eq!((runs.status, runs.outcome()), (201, "succeeded"), "{runs:?}");
+}
+
+/// The time of the answer's head does not run while there is no connection.
+#[tokio::test]
+async fn a_connection_that_is_not_had_in_time_gives_the_key_back_whatever_the_other_times() {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    // Its queue is full and nobody takes from it: the system answers no more.
+    let full = socket.listen(1).unwrap();
+    let address = full.local_addr().unwrap();
+    let waiting: Vec<_> = (0..8)
+        .map(|_| tokio::spawn(tokio::net::TcpStream::connect(address)))
+        .collect();
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    let world = World::new(address, "connect_timeout_ms = 600\nfirst_byte_timeout_ms = 200");
+    let refused = world.send(post("a")).await;
+    assert_eq!(
+        (refused.status, refused.code().as_str(), refused.outcome()),
+        (502, "SEM0421", "refused")
+    );
+    drop((full, waiting));
+}
+
 #[tokio::test]
 async fn a_connection_that_closes_after_the_request_was_sent_is_unknown() {
     let upstream = Upstream::start(|_| Does::Closes).await;

@@ -92,4 +92,55 @@ async fn who_cannot_be_verified_is_told_so_and_nothing_is_done() {
         "the upstream's own business"
     );
     assert_eq!(auth.count(), 5);
+    let seen = upstream.seen().remove(0).to_ascii_lowercase();
+    assert!(!seen.contains("x-user"), "nobody named the caller:\n{seen}");
+}
+
+/// What passes through by its method or path is not named by the client either, and what a proxy names stays.
+#[tokio::test]
+async fn a_client_cannot_name_itself_on_any_route_that_auth_url_speaks_for() {
+    let auth = Upstream::start(|_| answer("200 OK", &["x-user: alice"], "")).await;
+    let upstream = Upstream::start(|_| answer("200 OK", &[], "")).await;
+    let world = World::with(upstream.address, &lines(&auth));
+    let mut get = by("Bearer a", "k");
+    *get.method_mut() = http::Method::GET;
+    assert_eq!(world.send(get).await.status, 200);
+    let seen = upstream.seen().remove(0);
+    assert!(!seen.contains("forged"), "{seen}");
+}
+
+/// Else a client chooses the address that the service believes to be asked from.
+#[tokio::test]
+async fn the_service_learns_who_asked_from_the_gateway_and_not_from_the_client() {
+    for (line, shown) in [
+        ("", "10.0.0.2"),
+        ("\ntrust_forwarded = true", "10.0.0.9, 10.0.0.2"),
+    ] {
+        let auth = Upstream::start(|_| answer("200 OK", &["x-user: alice"], "")).await;
+        let upstream = Upstream::start(|_| answer("200 OK", &[], "")).await;
+        let world = World::with(upstream.address, &(lines(&auth) + line));
+        let mut request = by("Bearer a", "k");
+        for (name, value) in [
+            ("x-forwarded-for", "10.0.0.9"),
+            ("x-forwarded-user", "admin"),
+            ("forwarded", "for=10.0.0.9"),
+            ("semel-token", "7"),
+        ] {
+            request
+                .headers_mut()
+                .insert(name, HeaderValue::from_static(value));
+        }
+        assert_eq!(world.send(request).await.status, 200);
+        let asked = auth.seen().remove(0).to_ascii_lowercase();
+        for line in [&format!("x-forwarded-for: {shown}"), "x-forwarded-proto: http"] {
+            assert!(
+                asked.lines().any(|found| found == line),
+                "{line} is not in\n{asked}"
+            );
+        }
+        assert!(!asked.contains("semel-token"), "{asked}");
+        let trusted = !line.is_empty();
+        assert_eq!(asked.contains("admin"), trusted, "{asked}");
+        assert_eq!(asked.contains("for=10.0.0.9"), trusted, "{asked}");
+    }
 }

@@ -99,6 +99,39 @@ async fn a_client_cannot_have_the_key_or_the_principal_dropped_by_naming_them_in
     }
 }
 
+/// The upstream answers each host for itself, so a key is each host's own.
+#[tokio::test]
+async fn where_the_upstream_sees_the_host_one_hosts_answer_is_not_another_ones() {
+    for (principal, host, apart) in [
+        ("anonymous = true", "preserve", true),
+        ("principal_header = \"X-User\"", "preserve", true),
+        ("principal_header = \"X-User\"", "upstream", false),
+    ] {
+        let upstream = Upstream::start(|n| answer("200 OK", &[], &n.to_string())).await;
+        let world = World::with(upstream.address, &format!("{principal}\nhost = \"{host}\""));
+        let ask = async |host: &'static str| {
+            let mut request = post("a");
+            request
+                .headers_mut()
+                .insert("host", HeaderValue::from_static(host));
+            request
+                .headers_mut()
+                .insert("x-user", HeaderValue::from_static("alice"));
+            world.send(request).await
+        };
+        assert_eq!(ask("a.example").await.body, "1");
+        assert!(ask("A.example").await.replayed(), "{principal}");
+        assert_eq!(ask("b.example").await.replayed(), !apart, "{principal}, {host}");
+    }
+    let upstream = Upstream::start(|_| answer("200 OK", &[], "")).await;
+    let world = World::new(upstream.address, "host = \"preserve\"");
+    let mut request = post("a");
+    request
+        .headers_mut()
+        .insert("authorization", HeaderValue::from_static("Bearer a"));
+    assert_eq!(world.send(request).await.code(), "SEM0410");
+}
+
 #[tokio::test]
 async fn the_upstreams_control_headers_are_obeyed_and_stripped() {
     let upstream = Upstream::start(|n| match n {

@@ -101,6 +101,31 @@ async fn a_word_of_the_reconcile_url_settles_what_was_not_known() {
     }
 }
 
+/// It cannot say what became of a key that it is not told.
+#[tokio::test]
+async fn a_key_that_came_in_another_header_or_in_the_body_is_asked_for_too() {
+    let upstream = Upstream::start(|_| Does::Closes).await;
+    let probe = Upstream::start(|_| answer("200 OK", &["semel-outcome: succeeded"], "")).await;
+    let lines = "\nkey_headers = [\"X-Request-Id\"]\nkey_pointers = [\"/id\"]";
+    let world = World::new(upstream.address, &(reconciled_by(&probe) + lines));
+    for (n, body) in [(0, "{}"), (1, "{\"id\":\"b\\\"c\"}")] {
+        let mut request = post("x");
+        request.headers_mut().remove("idempotency-key");
+        if n == 0 {
+            let id = http::HeaderValue::from_static("a");
+            request.headers_mut().insert("x-request-id", id);
+        }
+        *request.body_mut() = axum::body::Body::from(body);
+        assert_eq!(world.send(request).await.status, 200);
+        let asked = probe.seen().remove(n).to_ascii_lowercase();
+        let line = ["idempotency-key: \"a\"", "idempotency-key: \"b\\\"c\""][n];
+        assert!(
+            asked.lines().any(|found| found == line),
+            "{line} is not in\n{asked}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn an_answer_that_says_nothing_of_the_end_is_asked_about_too() {
     let upstream = Upstream::start(|_| answer("500 Oops", &[], "?")).await;

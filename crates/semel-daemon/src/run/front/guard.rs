@@ -71,7 +71,7 @@ pub(super) struct Guard<S> {
     times: Times,
     /// When something was last read.
     read_at: Duration,
-    /// When the head began that is being read.
+    /// When the head began that is being read, or the connection's HTTP/2.
     head_at: Duration,
     /// Since when nothing could be written.
     stuck_at: Option<Duration>,
@@ -136,7 +136,8 @@ impl<S> Guard<S> {
         if self.conn.tunnel.load(Ordering::Relaxed) {
             return;
         }
-        if self.heads.stage() != Stage::Head {
+        // Over HTTP/2 answers to pings come whether anything is asked or not: only requests count.
+        if !matches!(self.heads.stage(), Stage::Head | Stage::Raw) {
             self.head_at = self.read_at;
         }
         self.heads.feed(bytes);

@@ -7,6 +7,7 @@
 
 mod guard;
 mod heads;
+mod held;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -29,9 +30,10 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::gateway::{FrontConfig, Live, Refusal, Reply, Stats, host_trouble};
+use crate::gateway::{Counted, FrontConfig, Live, Refusal, Reply, Stats, host_trouble};
 
-use guard::{Conn, Guard, Times};
+use guard::{Conn, Guard, InFlight, Times};
+use held::Held;
 
 /// How often a quiet HTTP/2 client is asked whether it lives.
 const ALIVE: Duration = Duration::from_secs(20);
@@ -99,11 +101,18 @@ impl Front {
         }
     }
 
-    /// Ends when everything that was begun has been carried out and recorded.
+    /// Whether something is being carried out or still to be recorded.
+    pub(crate) fn busy(&self) -> bool {
+        let earlier = self.earlier.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.live.load();
+        now.iter().any(|live| live.busy()) || earlier.iter().any(|live| live.busy())
+    }
+
+    /// Ends when everything that was begun so far has been carried out and recorded.
     pub(crate) async fn drain(&self) {
         let mut all = {
-            let mut earlier = self.earlier.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::take(&mut *earlier)
+            let earlier = self.earlier.lock().unwrap_or_else(PoisonError::into_inner);
+            earlier.clone()
         };
         all.extend(self.live.load_full());
         for live in all {
@@ -173,9 +182,9 @@ impl Front {
         thread: usize,
         peer: SocketAddr,
         conn: &Arc<Conn>,
-    ) -> Response<Reply> {
-        let _counted = self.stats.begin();
-        let _running = conn.begin();
+    ) -> Response<Held<(Counted, InFlight)>> {
+        let counted = self.stats.begin();
+        let running = conn.begin();
         let response = if conn.framing() {
             let detail = "its head has both Content-Length and Transfer-Encoding; nothing was done, and the connection \
                           is closed: send one of the two";
@@ -201,7 +210,8 @@ impl Front {
             conn.becomes_tunnel();
         }
         self.stats.answered(response.status(), response.headers());
-        response
+        // A request runs until its answer has been sent.
+        response.map(|reply| Held::new(reply, (counted, running)))
     }
 }
 

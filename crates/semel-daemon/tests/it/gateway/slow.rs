@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt as _;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+
 use super::bed::{Bed, LARGE, Raw, blocking};
 use crate::daemon::until;
 
@@ -81,6 +84,65 @@ async fn a_request_that_takes_long_is_not_an_idle_connection() {
         raw.rest();
     })
     .await;
+}
+
+/// Server-sent events and large downloads: what flows is not idle, however long it takes.
+#[tokio::test]
+async fn an_answer_that_takes_long_is_not_an_idle_connection() {
+    let bed = Bed::start("head_timeout_ms = 200\nbody_idle_ms = 200\nclient_idle_ms = 200").await;
+    let mut raw = bed.connect();
+    let seen = std::sync::Arc::clone(&bed.upstream.seen);
+    blocking(move || {
+        raw.send("GET /events HTTP/1.1\r\nHost: a\r\n\r\n");
+        raw.until("\r\n\r\n");
+        for n in 0..3 {
+            std::thread::sleep(Duration::from_millis(600));
+            seen.go.notify_one();
+            raw.until(&format!("data: {n}\n\n"));
+        }
+        // Then it is idle, and ends.
+        raw.rest();
+    })
+    .await;
+}
+
+/// The limits of an HTTP/2 client are those of others: each stream's body, and the connection between requests,
+/// however many pings it answers.
+#[tokio::test]
+async fn a_stream_whose_body_stops_ends_and_so_does_an_idle_connection_that_only_pings() {
+    let bed = Bed::start("body_idle_ms = 300\nclient_idle_ms = 900").await;
+    let stream = tokio::net::TcpStream::connect(("127.0.0.1", bed.port))
+        .await
+        .unwrap();
+    let (mut sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .keep_alive_interval(Duration::from_millis(100))
+        .keep_alive_timeout(FAR)
+        .keep_alive_while_idle(true)
+        .handshake(TokioIo::new(stream))
+        .await
+        .unwrap();
+    let connection = tokio::spawn(connection);
+    for (n, method) in ["POST", "PUT"].into_iter().enumerate() {
+        let begun = futures_util::stream::iter([Ok::<_, std::io::Error>(bytes::Bytes::from("{"))]);
+        let stops = axum::body::Body::from_stream(begun.chain(futures_util::stream::pending()));
+        let request = http::Request::builder()
+            .method(method)
+            .uri("http://shop.example/charge")
+            .header("idempotency-key", n)
+            .body(stops)
+            .unwrap();
+        let answer = tokio::time::timeout(FAR, sender.send_request(request)).await;
+        let answer = answer.expect("body_idle_ms ends it");
+        assert!(
+            !answer.is_ok_and(|answer| answer.status().is_success()),
+            "{method}"
+        );
+    }
+    assert_eq!(bed.upstream.seen.charges(), 0);
+    let ended = tokio::time::timeout(FAR, connection).await;
+    assert!(ended.is_ok(), "client_idle_ms ends it");
+    drop(sender);
 }
 
 #[tokio::test]
