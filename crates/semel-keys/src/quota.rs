@@ -62,7 +62,7 @@ pub struct Quota<S> {
     store: S,
     config: QuotaConfig,
     clock: Clocked,
-    scopes: Mutex<HashMap<Scope, Measured>>,
+    scopes: Mutex<HashMap<Scope, Tally>>,
 }
 
 struct Clocked(Arc<dyn Clock>);
@@ -73,11 +73,76 @@ impl std::fmt::Debug for Clocked {
     }
 }
 
-/// What a scope held when it was measured, and what was added since.
+/// What a scope held when it was last measured, and what this process did since that measurement began. What it did while
+/// the store was counting may be counted twice until the next one: the error is to refuse.
+#[derive(Debug, Default)]
+struct Tally {
+    measured: Option<Measured>,
+    /// Records and bytes that this process has added.
+    added: Usage,
+    /// Places taken by claims that have no answer yet.
+    reserved: u64,
+    /// Calls that use this tally: it is not forgotten under them.
+    calls: usize,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Measured {
+    /// When the measurement began.
     at: Duration,
     usage: Usage,
+    /// What had been added at that moment.
+    added: Usage,
+}
+
+impl Tally {
+    /// What the scope holds at most, as far as this process knows.
+    fn usage(&self) -> Usage {
+        let (usage, before) = self.measured.map(|it| (it.usage, it.added)).unwrap_or_default();
+        let records = self.added.records.saturating_sub(before.records);
+        let bytes = self.added.bytes.saturating_sub(before.bytes);
+        Usage {
+            records: usage
+                .records
+                .saturating_add(records)
+                .saturating_add(self.reserved),
+            bytes: usage.bytes.saturating_add(bytes),
+        }
+    }
+}
+
+/// A call's part in the tally of a scope. A place whose call left without an answer counts as used.
+struct Place<'a, S> {
+    quota: &'a Quota<S>,
+    scope: &'a Scope,
+    reserved: bool,
+}
+
+impl<S> Place<'_, S> {
+    /// The answer is there: whether it made a record.
+    fn answered(&mut self, used: bool) {
+        if let Some(tally) = self.quota.lock().get_mut(self.scope) {
+            tally.reserved -= u64::from(std::mem::take(&mut self.reserved));
+            tally.added.records += u64::from(used);
+        }
+    }
+}
+
+impl<S> Drop for Place<'_, S> {
+    fn drop(&mut self) {
+        if self.reserved {
+            self.answered(true);
+        }
+        if let Some(tally) = self.quota.lock().get_mut(self.scope) {
+            tally.calls -= 1;
+        }
+    }
+}
+
+impl<S> Quota<S> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Scope, Tally>> {
+        self.scopes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl<S: KeyStore> Quota<S> {
@@ -111,49 +176,66 @@ impl<S: KeyStore> Quota<S> {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Scope, Measured>> {
-        self.scopes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     const fn is_full(&self, usage: Usage) -> bool {
         usage.records >= self.config.records_max || usage.bytes >= self.config.bytes_max
     }
 
+    /// A call's part in the tally of its scope, which stays until it is dropped.
+    fn enter<'a>(&'a self, scope: &'a Scope) -> Place<'a, S> {
+        let mut scopes = self.lock();
+        if scopes.len() >= self.config.scopes_max && !scopes.contains_key(scope) {
+            let age = |tally: &Tally| tally.measured.map(|it| it.at);
+            let mut ages: Vec<Option<Duration>> = scopes.values().map(age).collect();
+            ages.sort_unstable();
+            let middle = ages.get(ages.len() / 2).copied().flatten();
+            scopes.retain(|_, tally| tally.calls > 0 || age(tally) > middle);
+        }
+        scopes.entry(scope.clone()).or_default().calls += 1;
+        Place {
+            quota: self,
+            scope,
+            reserved: false,
+        }
+    }
+
     /// Measures a scope unless that was done lately.
     async fn measure(&self, scope: &Scope) -> Result<(), StoreError> {
-        let now = self.clock.0.monotonic();
-        let known = self.lock().get(scope).copied();
-        if let Some(known) = known {
-            let full = self.is_full(known.usage);
-            let remember = if full {
+        let at = self.clock.0.monotonic();
+        let added = {
+            let scopes = self.lock();
+            let Some(tally) = scopes.get(scope) else {
+                return Ok(());
+            };
+            let remember = if self.is_full(tally.usage()) {
                 FULL_REMEMBERED
             } else {
                 self.config.remember
             };
-            if now < known.at + remember {
+            if let Some(known) = tally.measured
+                && at < known.at.saturating_add(remember)
+            {
                 return Ok(());
             }
-        }
+            tally.added
+        };
         let counted = self.config.records_max.saturating_add(1);
         let usage = self.store.usage(scope, counted).await?;
-        let mut scopes = self.lock();
-        if scopes.len() >= self.config.scopes_max && !scopes.contains_key(scope) {
-            let mut ages: Vec<Duration> = scopes.values().map(|known| known.at).collect();
-            ages.sort_unstable();
-            let middle = ages.get(ages.len() / 2).copied().unwrap_or(now);
-            scopes.retain(|_, known| known.at > middle);
+        if let Some(tally) = self.lock().get_mut(scope)
+            && tally.measured.is_none_or(|known| known.at <= at)
+        {
+            tally.measured = Some(Measured { at, usage, added });
         }
-        scopes.insert(scope.clone(), Measured { at: now, usage });
         Ok(())
     }
 
     /// Takes a place for one more record; the refusal where there is none.
-    fn reserve(&self, scope: &Scope) -> Result<(), StoreError> {
+    fn reserve(&self, place: &mut Place<'_, S>) -> Result<(), StoreError> {
+        let (scope, config) = (place.scope, &self.config);
         let mut scopes = self.lock();
-        let Some(known) = scopes.get_mut(scope) else {
+        let Some(tally) = scopes.get_mut(scope) else {
             return Ok(());
         };
-        let (usage, config) = (known.usage, &self.config);
+        let usage = tally.usage();
         let what = if usage.records >= config.records_max {
             format!("{} records, records_max = {}", usage.records, config.records_max)
         } else if usage.bytes >= config.bytes_max {
@@ -162,7 +244,8 @@ impl<S: KeyStore> Quota<S> {
                 usage.bytes, config.bytes_max
             )
         } else {
-            known.usage.records += 1;
+            tally.reserved += 1;
+            place.reserved = true;
             return Ok(());
         };
         let text = format!(
@@ -170,12 +253,6 @@ impl<S: KeyStore> Quota<S> {
              (retention_ms, tombstone_ms), or wait until old records have been swept"
         );
         Err(StoreError::new(ErrorKind::LimitExceeded, "claim", text).with_code("SEM0111"))
-    }
-
-    fn give_back(&self, scope: &Scope) {
-        if let Some(known) = self.lock().get_mut(scope) {
-            known.usage.records = known.usage.records.saturating_sub(1);
-        }
     }
 }
 
@@ -190,15 +267,16 @@ impl<S: KeyStore> KeyStore for Quota<S> {
             return self.store.claim_many(claims).await;
         }
         let mut refusals: Vec<Option<StoreError>> = Vec::with_capacity(claims.len());
-        let mut reserved = vec![false; claims.len()];
-        for (claim, reserved) in claims.iter().zip(&mut reserved) {
+        let mut places: Vec<Place<'_, S>> = Vec::with_capacity(claims.len());
+        for claim in claims {
             let scope = claim.key.scope();
-            let place = match self.measure(scope).await {
-                Ok(()) => self.reserve(scope),
+            let mut place = self.enter(scope);
+            let room = match self.measure(scope).await {
+                Ok(()) => self.reserve(&mut place),
                 Err(error) => Err(error),
             };
-            *reserved = place.is_ok();
-            refusals.push(place.err());
+            refusals.push(room.err());
+            places.push(place);
         }
         // What is there already takes no new place: it is answered as ever.
         let refused: Vec<Key> = (refusals.iter().zip(claims))
@@ -232,7 +310,7 @@ impl<S: KeyStore> KeyStore for Quota<S> {
                 "the store gave no answer",
             ))
         };
-        let answer = |(refusal, (reserved, claim)): (Option<StoreError>, (bool, &Claim))| {
+        let answer = |(refusal, mut place): (Option<StoreError>, Place<'_, S>)| {
             let reply = match refusal {
                 Some(refusal) => Err(refusal),
                 None => answers.next().unwrap_or_else(missing),
@@ -243,25 +321,19 @@ impl<S: KeyStore> KeyStore for Quota<S> {
                 Ok(_) => false,
                 Err(error) => error.retry() == semel_core::Retry::OutcomeUnknown,
             };
-            if reserved && !used {
-                self.give_back(claim.key.scope());
-            }
+            place.answered(used);
             reply
         };
-        refusals
-            .into_iter()
-            .zip(reserved.into_iter().zip(claims))
-            .map(answer)
-            .collect()
+        refusals.into_iter().zip(places).map(answer).collect()
     }
 
     async fn complete_many(&self, completions: &[Completion]) -> Replies<LeaseReply> {
         let replies = self.store.complete_many(completions).await;
         for (done, reply) in completions.iter().zip(&replies) {
             if matches!(reply, Ok(LeaseReply::Ok(_)))
-                && let Some(known) = self.lock().get_mut(done.key.scope())
+                && let Some(tally) = self.lock().get_mut(done.key.scope())
             {
-                known.usage.bytes += done.outcome.bytes().len() as u64;
+                tally.added.bytes += done.outcome.bytes().len() as u64;
             }
         }
         replies

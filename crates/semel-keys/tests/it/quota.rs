@@ -8,6 +8,7 @@ use semel_core::store::Usage;
 use semel_core::{ErrorKind, Key, KeyStore, KeyStoreExt as _, LeaseReply, Scope};
 use semel_keys::{Batched, Quota, QuotaConfig};
 use semel_testkit::clock::ManualClock;
+use semel_testkit::faulty::{Fault, FaultyKeys};
 use semel_testkit::laws::keys::{World, duplicate};
 
 use crate::support::{completion, request};
@@ -143,6 +144,80 @@ async fn many_at_once_never_exceed_the_limit_in_one_process() {
             }
         )
     );
+}
+
+/// The new count does not know of a claim that is still on its way; its place stays taken.
+#[tokio::test]
+async fn a_measurement_does_not_forget_claims_that_are_on_their_way() {
+    let clock = Arc::new(ManualClock::default());
+    let inner = FaultyKeys::over(MemoryKeys::new(clock.clone()));
+    let config = QuotaConfig {
+        records_max: 1,
+        ..QuotaConfig::default()
+    };
+    let store = Arc::new(Quota::with_clock(Arc::clone(&inner), config, clock.clone()).unwrap());
+    let hold = inner.hold("claim");
+    let first = tokio::spawn({
+        let (store, claim) = (Arc::clone(&store), of_scope("ada"));
+        async move { store.claim(&claim).await }
+    });
+    inner.called("claim", 1).await;
+    clock.advance_ms(31_000);
+    let second = tokio::spawn({
+        let (store, claim) = (Arc::clone(&store), of_scope("ada"));
+        async move { store.claim(&claim).await }
+    });
+    while !second.is_finished() && inner.calls("claim") < 2 {
+        tokio::task::yield_now().await;
+    }
+    drop(hold);
+    let error = second.await.unwrap().unwrap_err();
+    assert_eq!(error.code(), "SEM0111", "{error}");
+    assert!(matches!(first.await.unwrap(), Ok(ClaimReply::Granted { .. })));
+}
+
+/// A claim that is refused, or whose caller leaves, keeps no place for good.
+#[tokio::test]
+async fn places_of_calls_that_ended_are_free_after_the_next_measurement() {
+    let clock = Arc::new(ManualClock::default());
+    let inner = FaultyKeys::over(MemoryKeys::new(clock.clone()));
+    let config = QuotaConfig {
+        records_max: 1,
+        ..QuotaConfig::default()
+    };
+    let store = Arc::new(Quota::with_clock(Arc::clone(&inner), config, clock.clone()).unwrap());
+    inner.fail("claim", Fault::Down, 1);
+    assert_eq!(
+        store.claim(&of_scope("ada")).await.unwrap_err().kind(),
+        ErrorKind::Unavailable
+    );
+    let hold = inner.hold("claim");
+    let leaver = tokio::spawn({
+        let (store, claim) = (Arc::clone(&store), of_scope("ada"));
+        async move { store.claim(&claim).await }
+    });
+    inner.called("claim", 2).await;
+    leaver.abort();
+    let _ = leaver.await;
+    drop(hold);
+    let error = store.claim(&of_scope("ada")).await.unwrap_err();
+    assert_eq!(error.code(), "SEM0111", "it may have been granted: {error}");
+    clock.advance_ms(1_000);
+    assert!(matches!(
+        store.claim(&of_scope("ada")).await,
+        Ok(ClaimReply::Granted { .. })
+    ));
+}
+
+#[tokio::test]
+async fn a_measurement_may_be_remembered_for_ever() {
+    let (store, clock) = store(QuotaConfig {
+        remember: std::time::Duration::MAX,
+        ..QuotaConfig::default()
+    });
+    clock.advance_ms(1);
+    done(&store, &of_scope("ada")).await;
+    done(&store, &of_scope("ada")).await;
 }
 
 #[test]
