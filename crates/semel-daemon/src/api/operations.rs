@@ -6,7 +6,9 @@ use std::time::Duration;
 use semel_core::claim::{Claim, ClaimReply, LeaseReply, Record, Release, Settlement, State, Verdict};
 use semel_core::host::random_16;
 use semel_core::store::Replies;
-use semel_core::{Clock as _, ErrorKind, Key, KeyStore, KeyStoreExt as _, StoreError, SystemClock};
+use semel_core::{
+    Clock as _, ErrorKind, Key, KeyStore, KeyStoreExt as _, Retry, StoreError, StoredOutcome, SystemClock,
+};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::Api;
@@ -340,8 +342,16 @@ impl Asked<'_> {
     /// A person's decision, for whoever asks later why.
     fn log(&self, settlement: &Settlement, person: &Person, reply: &Result<LeaseReply, StoreError>) {
         let verdict = match &settlement.verdict {
-            Verdict::Happened(outcome) => outcome.code(),
+            Verdict::Happened(StoredOutcome::Refused(_)) => "refused",
+            Verdict::Happened(_) => "succeeded",
             Verdict::DidNotHappen => "did not happen",
+        };
+        let result = match reply {
+            Ok(LeaseReply::Ok(_)) => "settled",
+            Ok(LeaseReply::Conflict) => "not settled: it has ended otherwise",
+            Ok(LeaseReply::LeaseLost) => "not settled: it is not unknown under this token",
+            Err(error) if error.retry() == Retry::OutcomeUnknown => "the store's reply was lost",
+            Err(_) => "not settled: the store failed",
         };
         tracing::info!(
             key = %settlement.key,
@@ -350,8 +360,8 @@ impl Asked<'_> {
             by = person.by,
             why = person.why,
             api_token = self.grant.name,
-            reply = ?reply.as_ref().map_err(|error| error.kind()),
-            "a key was settled over the API"
+            result,
+            "somebody settles a key over the API"
         );
     }
 }
