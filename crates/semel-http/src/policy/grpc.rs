@@ -18,12 +18,13 @@ pub(crate) fn judge(fields: &HeaderMap, distrust_unavailable: bool) -> Option<En
     Some(match status {
         // OK; INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION, OUT_OF_RANGE: settled.
         Some(0 | 3 | 5 | 6 | 9 | 11) => Ending::Store,
-        // PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAUTHENTICATED: of the moment, and nothing happened.
-        Some(7 | 8 | 16) => Ending::Release,
+        // PERMISSION_DENIED, UNAUTHENTICATED: of the moment, and nothing happened.
+        Some(7 | 16) => Ending::Release,
         // UNIMPLEMENTED, as 501.
         Some(12) if !distrust_unavailable => Ending::Release,
-        // CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, ABORTED, INTERNAL, UNAVAILABLE, DATA_LOSS. UNAVAILABLE is also what a
-        // library says of a connection that broke in the middle.
+        // CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, ABORTED, INTERNAL, UNAVAILABLE, DATA_LOSS.
+        // UNAVAILABLE is also what a library says of a connection that broke in the middle, RESOURCE_EXHAUSTED of an
+        // answer that was too large to send.
         _ => Ending::Unknown,
     })
 }
@@ -43,9 +44,9 @@ mod tests {
         };
         for (codes, ending) in [
             (&["0", "3", "5", "6", "9", "11"][..], Ending::Store),
-            (&["7", "8", "12", "16"], Ending::Release),
+            (&["7", "12", "16"], Ending::Release),
             (
-                &["1", "2", "4", "10", "13", "14", "15", "99", "x"],
+                &["1", "2", "4", "8", "10", "13", "14", "15", "99", "x"],
                 Ending::Unknown,
             ),
         ] {

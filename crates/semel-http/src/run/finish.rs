@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Response;
+use http::response::Parts;
+use http::{HeaderMap, Response};
 use semel_core::error::chain;
 use semel_core::host::dice;
 use semel_core::{
@@ -11,7 +12,7 @@ use semel_core::{
     crash_point, limits,
 };
 
-use super::produce::{Broken, Produced};
+use super::produce::{Broken, Produced, judge_behind};
 use super::pump::Pump;
 use super::renew::Stopped;
 use super::{Owned, outcome, release, replay};
@@ -77,15 +78,31 @@ pub(super) async fn finish<E>(
 pub(super) async fn stream(
     shared: &Arc<Shared>,
     owned: &Owned,
-    ended: Result<Result<(), Broken>, Stopped>,
+    ended: Result<Result<Option<Box<HeaderMap>>, Broken>, Stopped>,
     pump: &Pump,
-    outcome: StoredOutcome,
+    (parts, ending): (&Parts, Ending),
 ) {
     let lost = "the key was settled by somebody else while this answer was sent";
     match ended {
-        Ok(Ok(())) => match complete(shared, owned, outcome, None).await {
-            Stored::Until(_) | Stored::Later => pump.end().await,
-            Stored::Lost => pump.break_off(lost).await,
+        Ok(Ok(mut trailers)) => match judge_behind(shared, parts, trailers.as_deref(), ending) {
+            // Its head promised success; the end takes that back.
+            Ending::Unknown => {
+                release::abandon(shared, owned).await;
+                correct(&mut trailers, OutcomeWord::Unknown);
+                pump.end(trailers).await;
+            }
+            Ending::Release | Ending::Defer => {
+                release::give_back(shared, owned).await;
+                correct(&mut trailers, OutcomeWord::Refused);
+                pump.end(trailers).await;
+            }
+            ending @ (Ending::Store | Ending::Refuse | Ending::Forget) => {
+                let outcome = outcome::without_body(ending, parts);
+                match complete(shared, owned, outcome, None).await {
+                    Stored::Until(_) | Stored::Later => pump.end(trailers).await,
+                    Stored::Lost => pump.break_off(lost).await,
+                }
+            }
         },
         Ok(Err(why)) => {
             tracing::error!(key = %owned.key, %why, "a run ended without a whole answer; the key is unknown");
@@ -93,6 +110,12 @@ pub(super) async fn stream(
             pump.break_off(&why.to_string()).await;
         }
         Err(Stopped) => pump.break_off(lost).await,
+    }
+}
+
+fn correct(trailers: &mut Option<Box<HeaderMap>>, word: OutcomeWord) {
+    if let Some(trailers) = trailers {
+        trailers.insert(crate::headers::SEMEL_OUTCOME, word.header());
     }
 }
 

@@ -222,14 +222,7 @@ where
                 let passed = pump.pass_on(&mut body, began, shared.config.run_ms_max);
                 let ended = renew::renew_while(&shared, &owned, began, passed).await;
                 ends(&shared, began);
-                finish::stream(
-                    &shared,
-                    &owned,
-                    ended,
-                    &pump,
-                    outcome::without_body(ending, &parts),
-                )
-                .await;
+                finish::stream(&shared, &owned, ended, &pump, (&parts, ending)).await;
                 shared.waiters.wake(&owned.key);
                 drop(place);
             };

@@ -93,7 +93,6 @@ where
     }
 }
 
-/// gRPC says only behind the body what came of it.
 fn whole<E>(
     shared: &Shared,
     parts: Parts,
@@ -101,18 +100,29 @@ fn whole<E>(
     trailers: Option<Box<HeaderMap>>,
     ending: Ending,
 ) -> Produced<E> {
-    if let (Some(fields), Ending::Store, None, true) = (
-        &trailers,
-        ending,
-        parts.extensions.get::<Disposition>(),
-        grpc::is_grpc(&parts.headers),
-    ) && let Some(ending @ (Ending::Release | Ending::Unknown)) =
-        grpc::judge(fields, shared.config.status.distrust_unavailable)
-    {
-        let response = Response::from_parts(parts, Body::with_trailers(bytes, trailers));
-        return Produced::Unstored(Box::new(response), ending);
+    match judge_behind(shared, &parts, trailers.as_deref(), ending) {
+        ending @ (Ending::Release | Ending::Unknown | Ending::Defer) => {
+            let response = Response::from_parts(parts, Body::with_trailers(bytes, trailers));
+            Produced::Unstored(Box::new(response), ending)
+        }
+        ending => Produced::Whole(Box::new(parts), bytes, trailers, ending),
     }
-    Produced::Whole(Box::new(parts), bytes, trailers, ending)
+}
+
+/// gRPC says only behind the body what came of it.
+pub(super) fn judge_behind(
+    shared: &Shared,
+    parts: &Parts,
+    trailers: Option<&HeaderMap>,
+    ending: Ending,
+) -> Ending {
+    let said = parts.extensions.get::<Disposition>();
+    if ending != Ending::Store || said.is_some() || !grpc::is_grpc(&parts.headers) {
+        return ending;
+    }
+    trailers
+        .and_then(|fields| grpc::judge(fields, shared.config.status.distrust_unavailable))
+        .unwrap_or(ending)
 }
 
 /// What the answer means for its key, by the service's policy and by the handler's own word.

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Response;
 use http::response::Parts;
+use http::{HeaderMap, Response};
 use http_body::Frame;
 use semel_core::{Clock, SystemClock};
 use tokio::sync::mpsc;
@@ -40,7 +40,7 @@ pub(super) fn open(
 }
 
 impl Pump {
-    /// Passes `body` on to its end, which it leaves to [`Pump::end`].
+    /// Passes `body` on to its end, which with its trailers it leaves to [`Pump::end`].
     ///
     /// A client that has gone does not stop the handler's stream: it may be the work. Only one that has run for longer
     /// than `run_ms_max` is not kept up for nobody.
@@ -49,15 +49,23 @@ impl Pump {
         body: &mut Body,
         began: Duration,
         run_ms_max: u64,
-    ) -> Result<(), Broken> {
+    ) -> Result<Option<Box<HeaderMap>>, Broken> {
+        let mut trailers: Option<Box<HeaderMap>> = None;
         while let Some(frame) = next_frame(body).await? {
+            let frame = match frame.into_trailers() {
+                Ok(more) => {
+                    trailers.get_or_insert_default().extend(more);
+                    continue;
+                }
+                Err(frame) => frame,
+            };
             let nobody_reads = self.0.send(Pumping::Frame(frame)).await.is_err();
             let ran = SystemClock.monotonic().saturating_sub(began);
             if nobody_reads && ran.as_millis() > u128::from(run_ms_max) {
                 return Err(Broken::NobodyReads);
             }
         }
-        Ok(())
+        Ok(trailers)
     }
 
     /// Breaks the stream off, so that the client does not take what it got for a whole answer.
@@ -66,7 +74,10 @@ impl Pump {
     }
 
     /// Ends the stream as a whole answer.
-    pub(super) async fn end(&self) {
+    pub(super) async fn end(&self, trailers: Option<Box<HeaderMap>>) {
+        if let Some(trailers) = trailers {
+            let _ = self.0.send(Pumping::Frame(Frame::trailers(*trailers))).await;
+        }
         let _ = self.0.send(Pumping::End).await;
     }
 }

@@ -12,7 +12,10 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use super::support::*;
 
-on_each_store![a_unary_call_is_judged_by_its_grpc_status_and_replayed_with_its_trailers];
+on_each_store![
+    a_unary_call_is_judged_by_its_grpc_status_and_replayed_with_its_trailers,
+    a_grpc_answer_too_large_to_keep_is_judged_by_its_trailers,
+];
 
 on_servers_too![a_unary_call_is_judged_by_its_grpc_status_and_replayed_with_its_trailers];
 
@@ -47,9 +50,10 @@ async fn a_unary_call_is_judged_by_its_grpc_status_and_replayed_with_its_trailer
         ("0", true, "succeeded", "replayed"),
         ("9", true, "succeeded", "replayed"),
         ("9", false, "succeeded", "replayed"),
-        ("8", true, "refused", "run"),
+        ("7", true, "refused", "run"),
         ("16", false, "refused", "run"),
         ("14", true, "unknown", "unknown"),
+        ("8", true, "unknown", "unknown"),
         ("13", false, "unknown", "unknown"),
     ]
     .into_iter()
@@ -89,5 +93,38 @@ async fn a_unary_call_is_judged_by_its_grpc_status_and_replayed_with_its_trailer
                 ("unknown", 1)
             ),
         }
+    }
+}
+
+async fn a_grpc_answer_too_large_to_keep_is_judged_by_its_trailers(world: World) {
+    for (status, outcome, runs_after, corrected) in [
+        ("0", "succeeded", 1, None),
+        ("9", "succeeded", 1, None),
+        ("13", "unknown", 1, Some("unknown")),
+        ("16", "succeeded", 2, Some("refused")),
+    ] {
+        let runs = Runs::default();
+        let count = runs.clone();
+        let layer = world.layer_with(|config| config.response_bytes_max = 1);
+        let service = layer.layer(service_fn(move |_: Request<Body>| {
+            count.add();
+            async move { Ok::<_, Infallible>(unary(status, true)) }
+        }));
+        let key = format!("large-{status}");
+        let first = service.clone().oneshot(post(&key)).await.unwrap();
+        let body = first.into_body().collect().await.unwrap();
+        let trailers = body.trailers().unwrap();
+        assert_eq!(trailers["grpc-status"], status);
+        let said = trailers.get("semel-outcome").map(|word| word.to_str().unwrap());
+        assert_eq!(said, corrected, "{status}");
+        let second = service.oneshot(post(&key)).await.unwrap();
+        let told = second.headers()["semel-outcome"].clone();
+        drop(second);
+        layer.drain().await;
+        assert_eq!(
+            (told.to_str().unwrap(), runs.count()),
+            (outcome, runs_after),
+            "{status}"
+        );
     }
 }
