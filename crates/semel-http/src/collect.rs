@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -17,12 +18,14 @@ pub(crate) enum Collected {
     Whole(Bytes, Option<Box<HeaderMap>>),
     /// The limit was passed. This body still gives all of it.
     TooLarge(Body),
+    /// Nothing came for too long. This body gives what came and what may still come.
+    Idle(Body),
     /// It broke off. What came and the error, as a body.
     Broken(String, Body),
 }
 
-/// Reads a body to its end; at most `max` bytes and one frame are held.
-pub(crate) async fn collect<B>(body: B, max: usize) -> Collected
+/// Reads a body to its end; at most `max` bytes and one frame are held, and none for longer than `idle` without another.
+pub(crate) async fn collect<B>(body: B, max: usize, idle: Duration) -> Collected
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
@@ -34,7 +37,14 @@ where
     let mut bytes = Gathered::default();
     let mut trailers: Option<Box<HeaderMap>> = None;
     loop {
-        let frame = match body.frame().await {
+        let Ok(frame) = tokio::time::timeout(idle, body.frame()).await else {
+            let rest = Rest {
+                read: [Ok(Frame::data(bytes.whole()))].into(),
+                body,
+            };
+            return Collected::Idle(Body::new(rest));
+        };
+        let frame = match frame {
             None => return Collected::Whole(bytes.whole(), trailers),
             Some(Ok(frame)) => frame,
             Some(Err(error)) => {

@@ -58,6 +58,9 @@ pub struct Config {
     pub ignored_for: Vec<Method>,
     /// Bytes of a keyed request's body at most; more is 413. Default 1 MiB.
     pub request_bytes_max: usize,
+    /// Milliseconds that a keyed request's body may pause while it is read; one that pauses longer is refused, and nothing
+    /// is run. Default 30 000.
+    pub body_idle_ms: u64,
     /// Bytes of an answer's body that are kept at most; the first caller gets a larger one whole, a retry is told
     /// "done, answer not kept". Default 960 KiB; the stored form with its headers has a limit of its own,
     /// [`limits::OUTCOME_BYTES_MAX`].
@@ -114,6 +117,7 @@ impl Default for Config {
             required_for: Vec::new(),
             ignored_for: Vec::new(),
             request_bytes_max: 1 << 20,
+            body_idle_ms: 30_000,
             response_bytes_max: 960 << 10,
             profile: Profile::Raw,
             fingerprint_headers: Vec::new(),
@@ -191,6 +195,7 @@ impl Config {
             1 << 20,
             help,
         )?;
+        limits::check("body_idle_ms", "ms", self.body_idle_ms, 1, u64::MAX, help)?;
         limits::check("run_ms_max", "ms", self.run_ms_max, 1, u64::MAX, help)?;
         // A store that is given longer could take in a claim when it has forgotten the withdrawal of that claim, and
         // the key would be held by nobody.

@@ -191,7 +191,8 @@ where
         Err(refusal) => return Way::Refused(refusal),
     };
     let max = shared.config.request_bytes_max;
-    let (refusal, body) = match collect(body, max).await {
+    let idle = Duration::from_millis(shared.config.body_idle_ms);
+    let (refusal, body) = match collect(body, max, idle).await {
         Collected::Whole(body, trailers) => {
             let key = match (early, shared.config.body_keys.is_empty()) {
                 (Some(key), true) => Ok(Some(key)),
@@ -220,6 +221,13 @@ where
         Collected::TooLarge(body) => {
             let detail = format!("the body is larger than request_bytes_max = {max} bytes");
             (Refusal(ProblemKind::RequestTooLarge, detail), body)
+        }
+        Collected::Idle(body) => {
+            let detail = format!(
+                "no more of the body came for body_idle_ms = {} ms, so nothing was run; send the whole request again",
+                shared.config.body_idle_ms
+            );
+            (Refusal(ProblemKind::RequestBroken, detail), body)
         }
         Collected::Broken(error, body) => {
             let detail = format!("the body ended early, so nothing was run: {error}");

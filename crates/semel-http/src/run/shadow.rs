@@ -1,6 +1,7 @@
 //! Shadow mode: what would have been a duplicate, without ever being in the way.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -35,10 +36,17 @@ where
     let (mut inner, request) = job.request();
     let response = inner.call(request).await?.map(Body::new);
     if let Some((key, lease)) = lease {
-        remember(shared, key, lease, judge(shared, &response)).await;
+        let ending = judge(shared, &response);
+        let note = remember(Arc::clone(shared), key, lease, ending);
+        let noted = shared.tasks.spawn(note);
+        // What takes longer goes on behind the answer.
+        let _ = tokio::time::timeout(IN_THE_WAY_MAX, noted).await;
     }
     Ok(response)
 }
+
+/// The longest that the store may hold a request up, once before its handler and once behind it.
+const IN_THE_WAY_MAX: Duration = Duration::from_millis(50);
 
 /// What the store would say; the right to note the end when it is a first request.
 async fn look(shared: &Arc<Shared>, fingerprint: Fingerprint, asked: &Key, key: Key) -> Option<(Key, Lease)> {
@@ -49,7 +57,9 @@ async fn look(shared: &Arc<Shared>, fingerprint: Fingerprint, asked: &Key, key: 
         owner_lost: OwnerLost::Hold,
         lease_ms: shared.config.lease_ms,
     };
-    let event = match claim::claim(shared, &claim).await {
+    // One without an answer is not withdrawn: a retry is a duplicate whether it arrived or not.
+    let reply = tokio::time::timeout(IN_THE_WAY_MAX, claim::claim(shared, &claim));
+    let event = match reply.await.unwrap_or(Err(claim::NoReply::Away)) {
         Err(_) => Event::StoreDown,
         Ok(ClaimReply::Granted { lease, .. }) => {
             shared.saw(Event::ShadowNew, Some(asked));
@@ -69,7 +79,7 @@ async fn look(shared: &Arc<Shared>, fingerprint: Fingerprint, asked: &Key, key: 
 }
 
 /// Notes the end: a retry of what gave its key back is no duplicate.
-async fn remember(shared: &Shared, key: Key, lease: Lease, ending: Ending) {
+async fn remember(shared: Arc<Shared>, key: Key, lease: Lease, ending: Ending) {
     let noted = async {
         match ending {
             Ending::Store | Ending::Refuse | Ending::Forget => {

@@ -1,10 +1,13 @@
 //! Requests that are judged before the store is touched.
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use axum::Router;
 use bytes::Bytes;
+use futures_util::StreamExt;
 use http::{HeaderValue, Method, Request};
+use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use semel_http::{Config, IdempotencyLayer};
 
@@ -82,8 +85,7 @@ async fn a_body_over_the_limit_is_refused_with_the_limit_named_however_it_is_sen
     let runs = Runs::default();
     let app = counting(&world.layer_with(|config| config.request_bytes_max = 10), &runs);
     let known = post("a").map(|_| axum::body::Body::from("12345678901"));
-    let chunks =
-        ["123456", "78901"].map(|text| Ok::<_, Infallible>(http_body::Frame::data(Bytes::from(text))));
+    let chunks = ["123456", "78901"].map(|text| Ok::<_, Infallible>(Frame::data(Bytes::from(text))));
     let streamed = post("a").map(|_| axum::body::Body::new(StreamBody::new(tokio_stream(chunks))));
     for request in [known, streamed] {
         let answer = refused(&app, request, 413, "SEM0403").await;
@@ -100,7 +102,7 @@ async fn a_body_that_breaks_off_runs_nothing() {
     let runs = Runs::default();
     let app = counting(&world.layer(), &runs);
     let chunks = [
-        Ok(http_body::Frame::data(Bytes::from("12"))),
+        Ok(Frame::data(Bytes::from("12"))),
         Err(std::io::Error::other("reset")),
     ];
     let broken = post("a").map(|_| axum::body::Body::new(StreamBody::new(tokio_stream(chunks))));
@@ -150,7 +152,7 @@ async fn a_request_without_a_key_is_not_buffered() {
         )
     });
     let app = Router::new().fallback(echo).layer(layer);
-    let chunks = ["12", "34"].map(|text| Ok::<_, Infallible>(http_body::Frame::data(Bytes::from(text))));
+    let chunks = ["12", "34"].map(|text| Ok::<_, Infallible>(Frame::data(Bytes::from(text))));
     let request = Request::post("/")
         .body(axum::body::Body::new(StreamBody::new(tokio_stream(chunks))))
         .unwrap();
@@ -241,4 +243,23 @@ fn tokio_stream<T: Send + 'static>(
     items: impl IntoIterator<Item = T>,
 ) -> impl futures_util::Stream<Item = T> + Send {
     futures_util::stream::iter(items.into_iter().collect::<Vec<_>>())
+}
+
+/// A client of HTTP/2 could hold a buffer per stream for ever.
+#[tokio::test]
+async fn a_body_that_pauses_for_too_long_is_refused_and_nothing_is_run() {
+    let (world, store) = world();
+    let runs = Runs::default();
+    let app = counting(&world.layer_with(|config| config.body_idle_ms = 20), &runs);
+    let first = futures_util::stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"{")))]);
+    let body = StreamBody::new(first.chain(futures_util::stream::pending()));
+    let slow = post("a").map(|_| axum::body::Body::new(body));
+    let refused = tokio::time::timeout(Duration::from_secs(20), refused(&app, slow, 400, "SEM0414"));
+    let said = refused.await.unwrap().body;
+    assert!(
+        String::from_utf8_lossy(&said).contains("body_idle_ms = 20 ms"),
+        "{said:?}"
+    );
+    assert_eq!((runs.count(), store.calls("claim")), (0, 0));
+    assert_eq!(send(&app, post("a")).await.body, "run 1", "the key is free");
 }
