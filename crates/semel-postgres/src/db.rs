@@ -65,9 +65,12 @@ impl Postgres {
         // on doing so when it has grown. Nor may it gather and sort the rest of a batch for each page: nothing tells the
         // planner that nearly all rows behind a cursor are visible.
         let by_index = match pooler {
-            Pooler::None => options
-                .clone()
-                .options([("enable_seqscan", "off"), ("enable_bitmapscan", "off")]),
+            // Nor does it look for operators and functions where others may have put some.
+            Pooler::None => options.clone().options([
+                ("enable_seqscan", "off"),
+                ("enable_bitmapscan", "off"),
+                ("search_path", "pg_catalog,pg_temp"),
+            ]),
             Pooler::Transaction => options.clone(),
         };
         let listen = (pooler == Pooler::None).then(|| options.clone());
@@ -115,10 +118,11 @@ impl Postgres {
     /// # Errors
     /// The server cannot be reached.
     pub async fn now(&self) -> Result<Timestamp, StoreError> {
-        let micros: i64 = query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
-            .fetch_one(&self.own)
-            .await
-            .map_err(|error| classify("now", error))?;
+        let micros: i64 =
+            query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000000::numeric)::bigint")
+                .fetch_one(&self.own)
+                .await
+                .map_err(|error| classify("now", error))?;
         Ok(Timestamp(micros))
     }
 

@@ -57,6 +57,11 @@ impl Postgres {
     pub async fn migrate(&self) -> Result<usize, StoreError> {
         let failed = |error| classify("migrate", error);
         let mut tx = self.begin().await?;
+        // What the scripts make names the system's operators, whatever others have put where this session looks.
+        sqlx::raw_sql("SET LOCAL search_path = pg_catalog, pg_temp")
+            .execute(&mut *tx)
+            .await
+            .map_err(failed)?;
         query("SELECT pg_advisory_xact_lock($1)")
             .bind(MIGRATION_LOCK)
             .execute(&mut *tx)

@@ -30,7 +30,7 @@ CREATE SEQUENCE semel.token CACHE 1;
 
 -- Microseconds since 1970, the form in which times leave the database.
 CREATE FUNCTION semel.us(at timestamptz) RETURNS bigint LANGUAGE sql STABLE
-  AS $$ SELECT (extract(epoch FROM at) * 1000000)::bigint $$;
+  AS $$ SELECT (extract(epoch FROM at) * 1000000::numeric)::bigint $$;
 
 -- A new row's token is drawn before the row can be locked. If that was so long ago that a record of the same key may
 -- have come and gone since (a sweep leaves ended records alone for a minute), the statement starts again.

@@ -14,7 +14,7 @@ CREATE FUNCTION semel.headers_ok(headers text) RETURNS boolean LANGUAGE sql IMMU
 -- without its constraint can hold (infinity, a year beyond 9999) is read as the nearest one that can be sent.
 CREATE FUNCTION semel.created_us(at timestamptz) RETURNS bigint LANGUAGE sql STABLE
   AS $$ SELECT (extract(epoch FROM least(greatest(at, timestamptz '1970-01-01 00:00:00+00'),
-    timestamptz '9999-12-31 23:59:59.999999+00')) * 1000000)::bigint $$;
+    timestamptz '9999-12-31 23:59:59.999999+00')) * 1000000::numeric)::bigint $$;
 
 -- Events, written in the business transaction and never changed. Call semel.enqueue, or INSERT yourself:
 --   INSERT INTO semel.outbox (topic, type, key, content_type, data) VALUES (...)
@@ -112,7 +112,7 @@ INSERT INTO semel.outbox_incarnation (system_id) SELECT system_identifier FROM p
 
 -- After a restore, a copy or an upgrade: makes this cluster the outbox's home. Every row still kept is sent again, in
 -- order and with the same event ids. Stop the relays first.
-CREATE FUNCTION semel.adopt_outbox() RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION semel.adopt_outbox() RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE n bigint;
 BEGIN
   LOCK TABLE semel.outbox IN EXCLUSIVE MODE;

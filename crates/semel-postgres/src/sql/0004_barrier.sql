@@ -29,7 +29,7 @@ CREATE FUNCTION semel.barrier(
   saga text, step text, op text, epoch bigint, action_succeeded boolean DEFAULT false,
   not_after timestamptz DEFAULT NULL, wait text DEFAULT '1s'
 ) RETURNS TABLE (verdict text, outcome text, response bytea)
-LANGUAGE plpgsql SET lock_timeout = 0 SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
   action semel.barrier;
@@ -99,7 +99,7 @@ END $$;
 -- Stores what came of a call to which semel.barrier said `run`, in the same transaction: outcome 's' or 'r'. Before a
 -- refusal take back what the work has written: ROLLBACK TO a savepoint made after semel.barrier.
 CREATE FUNCTION semel.barrier_store(saga text, step text, op text, outcome text, response bytea) RETURNS void
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column
 BEGIN
   UPDATE semel.barrier AS b SET outcome = $4, response = coalesce($5, '')

@@ -9,7 +9,7 @@ CREATE FUNCTION semel.saga_submit(
   log_steps text[], log_ops text[], log_events text[], log_texts text[], wait text
 ) RETURNS TABLE (id text, accepted boolean, definition bytea, fingerprint bytea, status text, version bigint, owner bytea,
   pruned boolean)
-LANGUAGE plpgsql SET lock_timeout = 0 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -23,8 +23,8 @@ BEGIN
     INSERT INTO semel.saga (id, definition, fingerprint, input, status, state, version, epoch, owner, lease_until, due_at,
       accepted_at, updated_at, ended_at)
     SELECT w.id, w.definition, w.fingerprint, w.input, w.status, w.state, 1, (w.owner IS NOT NULL)::integer, w.owner,
-      at + w.lease * interval '1 ms',
-      CASE WHEN w.owner IS NULL THEN at ELSE timestamptz 'epoch' + w.due * interval '1 us' END, at, at,
+      at + w.lease::float8 * interval '1 ms',
+      CASE WHEN w.owner IS NULL THEN at ELSE timestamptz 'epoch' + w.due::float8 * interval '1 us' END, at, at,
       CASE WHEN w.status IN ('completed', 'compensated', 'abandoned') THEN at END
     FROM unnest(ids, definitions, fingerprints, inputs, statuses, states, owners, leases, dues)
       AS w (id, definition, fingerprint, input, status, state, owner, lease, due)
@@ -50,19 +50,19 @@ END $$;
 -- Takes due sagas over that nobody owns. `unserved` definitions only when they have been due for `grace_ms`.
 CREATE FUNCTION semel.saga_claim(nonce bytea, lease_ms bigint, most bigint, unserved bytea[], grace_ms bigint)
 RETURNS SETOF semel.saga_record
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
   at timestamptz := clock_timestamp();
   taken text[];
 BEGIN
   WITH due AS MATERIALIZED (
     SELECT s.id FROM semel.saga AS s
-    WHERE s.claim_at <= at AND (s.due_at <= at - grace_ms * interval '1 ms' OR s.definition <> ALL (unserved))
+    WHERE s.claim_at <= at AND (s.due_at <= at - grace_ms::float8 * interval '1 ms' OR s.definition <> ALL (unserved))
     ORDER BY s.claim_at LIMIT most FOR NO KEY UPDATE SKIP LOCKED
   ),
   ours AS (
     UPDATE semel.saga AS s SET owner = nonce, epoch = s.epoch + 1,
-      lease_until = clock_timestamp() + lease_ms * interval '1 ms'
+      lease_until = clock_timestamp() + lease_ms::float8 * interval '1 ms'
     FROM due WHERE s.id = due.id RETURNING s.id
   )
   SELECT array_agg(ours.id) INTO taken FROM ours;
@@ -79,7 +79,7 @@ CREATE FUNCTION semel.saga_save(
   dues bigint[], releases boolean[], requests bigint[], log_sagas text[], log_versions bigint[], log_ns integer[],
   log_steps text[], log_ops text[], log_events text[], log_texts text[], wait text
 ) RETURNS TABLE (id text, verdict text)
-LANGUAGE plpgsql SET lock_timeout = 0 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -95,7 +95,7 @@ BEGIN
   ok AS (
     UPDATE semel.saga AS s SET status = w.status, state = coalesce(w.state, s.state), why = w.why,
       version = s.version + 1, updated_at = clock_timestamp(),
-      due_at = CASE WHEN NOT w.ends THEN timestamptz 'epoch' + w.due * interval '1 us' END,
+      due_at = CASE WHEN NOT w.ends THEN timestamptz 'epoch' + w.due::float8 * interval '1 us' END,
       ended_at = CASE WHEN w.ends THEN clock_timestamp() END,
       owner = CASE WHEN NOT w.release THEN s.owner END, lease_until = CASE WHEN NOT w.release THEN s.lease_until END
     FROM w
@@ -127,12 +127,12 @@ END $$;
 -- Keeps sagas for `lease_ms` from now, or gives them back where that is null. Answers those that were still owned.
 CREATE FUNCTION semel.saga_hold(ids text[], epochs bigint[], owners bytea[], lease_ms bigint, wait text)
 RETURNS TABLE (id text, epoch bigint, owner bytea, version bigint)
-LANGUAGE plpgsql SET lock_timeout = 0 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
   PERFORM set_config('lock_timeout', wait, true);
-  RETURN QUERY UPDATE semel.saga AS s SET lease_until = clock_timestamp() + lease_ms * interval '1 ms',
+  RETURN QUERY UPDATE semel.saga AS s SET lease_until = clock_timestamp() + lease_ms::float8 * interval '1 ms',
       owner = CASE WHEN lease_ms IS NOT NULL THEN s.owner END
     FROM unnest(ids, epochs, owners) AS w (id, epoch, owner)
     WHERE s.id = w.id AND s.epoch = w.epoch AND s.owner = w.owner AND s.ended_at IS NULL
@@ -145,7 +145,7 @@ END $$;
 CREATE FUNCTION semel.saga_request(
   saga text, kind text, by_whom text, why text DEFAULT '', most bigint DEFAULT 100, wait text DEFAULT '5s'
 ) RETURNS TABLE (reply text, status text)
-LANGUAGE plpgsql SET lock_timeout = 0 SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
   found_status text;
@@ -170,7 +170,7 @@ END $$;
 
 -- Drops what ended `retention_ms` ago to a tombstone for `tombstone_ms`, and tombstones that have ended.
 CREATE FUNCTION semel.saga_prune(retention_ms bigint, tombstone_ms bigint, most bigint) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
   at timestamptz := clock_timestamp();
   pruned bigint;
@@ -182,11 +182,11 @@ BEGIN
   DELETE FROM semel.saga AS s USING old WHERE s.id = old.id;
   WITH over AS MATERIALIZED (
     SELECT s.id FROM semel.saga AS s
-    WHERE s.ended_at <= at - retention_ms * interval '1 ms' AND s.tombstone_until IS NULL
+    WHERE s.ended_at <= at - retention_ms::float8 * interval '1 ms' AND s.tombstone_until IS NULL
     ORDER BY s.ended_at LIMIT most FOR NO KEY UPDATE SKIP LOCKED
   ),
   emptied AS (
-    UPDATE semel.saga AS s SET tombstone_until = at + tombstone_ms * interval '1 ms', input = '', state = ''
+    UPDATE semel.saga AS s SET tombstone_until = at + tombstone_ms::float8 * interval '1 ms', input = '', state = ''
     FROM over WHERE s.id = over.id RETURNING s.id
   ),
   logs AS (DELETE FROM semel.saga_log AS l USING emptied WHERE l.saga = emptied.id),

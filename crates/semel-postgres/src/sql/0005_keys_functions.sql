@@ -4,7 +4,7 @@
 -- A scope made of parts, as Scope::of_parts makes it: no two lists of parts make the same scope.
 CREATE FUNCTION semel.scope_of(VARIADIC parts bytea[]) RETURNS bytea LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
   AS $$ SELECT CASE WHEN octet_length(whole) BETWEEN 1 AND 255 THEN whole ELSE semel.derive_id(VARIADIC $1) END
-    FROM (SELECT coalesce(string_agg(convert_to(octet_length(p) || ':', 'UTF8') || p, ''::bytea ORDER BY n), ''::bytea) AS whole
+    FROM (SELECT coalesce(string_agg(convert_to(octet_length(p)::text || ':', 'UTF8') || p, ''::bytea ORDER BY n), ''::bytea) AS whole
       FROM unnest($1) WITH ORDINALITY AS part (p, n)) AS joined $$;
 
 -- What was asked, as 33 bytes: the version of the recipe, then the hash of the parts. As Fingerprint::builder makes it.
@@ -83,11 +83,11 @@ BEGIN
 END $$;
 
 CREATE FUNCTION semel.in_ms(ms bigint) RETURNS timestamptz LANGUAGE sql VOLATILE
-  AS $$ SELECT clock_timestamp() + $1 * interval '1 millisecond' $$;
+  AS $$ SELECT clock_timestamp() + $1::float8 * interval '1 millisecond' $$;
 
 -- Milliseconds from now, rounded up.
 CREATE FUNCTION semel.left_ms(at timestamptz) RETURNS bigint LANGUAGE sql VOLATILE
-  AS $$ SELECT ceil(extract(epoch FROM $1 - clock_timestamp()) * 1000)::bigint $$;
+  AS $$ SELECT ceil(extract(epoch FROM $1 - clock_timestamp()) * 1000::numeric)::bigint $$;
 
 -- Whether nothing of a record matters any more but its withdrawn nonces.
 CREATE FUNCTION semel.is_over(k semel.key) RETURNS boolean LANGUAGE sql VOLATILE
@@ -147,7 +147,7 @@ CREATE FUNCTION semel.claim(
   scope bytea, id bytea, fingerprint bytea, hold boolean DEFAULT true, lease_ms bigint DEFAULT 30000,
   INOUT nonce bytea DEFAULT NULL, OUT verdict text, OUT token bigint, OUT until timestamptz, OUT attempt integer,
   OUT lease_left_ms bigint, OUT outcome_code text, OUT outcome bytea
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE k semel.key; began timestamptz;
 BEGIN
@@ -180,11 +180,11 @@ BEGIN
     END IF;
     began := clock_timestamp();
     INSERT INTO semel.key AS r (scope, id, state, fingerprint, token, nonce, hold, extended, attempt, until, due_at)
-    VALUES (claim.scope, claim.id, 'claimed', claim.fingerprint, nextval('semel.token'), claim.nonce, claim.hold, false, 1,
+    VALUES (claim.scope, claim.id, 'claimed', claim.fingerprint, nextval('semel.token'::regclass), claim.nonce, claim.hold, false, 1,
       semel.in_ms(claim.lease_ms), CASE WHEN claim.hold THEN semel.in_ms(claim.lease_ms) END)
     -- Token and deadline are made under the row's lock, and the record is judged again there.
     ON CONFLICT (scope, id) DO UPDATE SET state = 'claimed', fingerprint = excluded.fingerprint,
-      token = nextval('semel.token'), nonce = excluded.nonce, hold = excluded.hold, extended = false,
+      token = nextval('semel.token'::regclass), nonce = excluded.nonce, hold = excluded.hold, extended = false,
       attempt = CASE WHEN r.state = 'claimed' THEN r.attempt + 1 ELSE 1 END, until = semel.in_ms(claim.lease_ms),
       due_at = CASE WHEN excluded.hold THEN semel.in_ms(claim.lease_ms) END,
       outcome_code = NULL, outcome = NULL, digest = NULL, tombstone_until = NULL,
@@ -213,7 +213,7 @@ CREATE FUNCTION semel.complete(
   scope bytea, id bytea, token bigint, nonce bytea, outcome bytea DEFAULT '', outcome_code text DEFAULT 's',
   retention_ms bigint DEFAULT 86400000, tombstone_ms bigint DEFAULT 2592000000,
   OUT verdict text, OUT until timestamptz
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE k semel.key;
 BEGIN
@@ -251,7 +251,7 @@ END $$;
 -- Keeps a claim for lease_ms from now; never shortens it. verdict: ok, lease_lost.
 CREATE FUNCTION semel.extend(
   scope bytea, id bytea, token bigint, nonce bytea, lease_ms bigint DEFAULT 30000, OUT verdict text, OUT until timestamptz
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE k semel.key;
 BEGIN
@@ -277,7 +277,7 @@ CREATE FUNCTION semel.withdraw(k semel.key, nonce bytea) RETURNS bytea LANGUAGE 
 -- came, which then is not granted any more should it still arrive (rule K4). verdict: ok, lease_lost, conflict (it is done).
 CREATE FUNCTION semel.release(
   scope bytea, id bytea, nonce bytea, token bigint DEFAULT NULL, OUT verdict text
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE k semel.key; mine boolean; frees boolean;
 BEGIN
@@ -319,7 +319,7 @@ END $$;
 
 -- Ends a run of which its owner does not know what came: a held key is unknown at once, another one free for the next
 -- claimant. verdict: ok, lease_lost, conflict (it is done).
-CREATE FUNCTION semel.abandon(scope bytea, id bytea, token bigint, nonce bytea, OUT verdict text) LANGUAGE plpgsql AS $$
+CREATE FUNCTION semel.abandon(scope bytea, id bytea, token bigint, nonce bytea, OUT verdict text) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE k semel.key;
 BEGIN
@@ -347,7 +347,7 @@ END $$;
 CREATE FUNCTION semel.settle(
   scope bytea, id bytea, token bigint, outcome_code text DEFAULT NULL, outcome bytea DEFAULT '',
   retention_ms bigint DEFAULT 86400000, tombstone_ms bigint DEFAULT 2592000000, OUT verdict text, OUT until timestamptz
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE k semel.key; happened boolean := settle.outcome_code IS NOT NULL;
 BEGIN
@@ -387,7 +387,7 @@ END $$;
 CREATE FUNCTION semel.outcome(
   scope bytea, id bytea, OUT state text, OUT outcome_code text, OUT outcome bytea, OUT token bigint,
   OUT attempt integer, OUT until timestamptz, OUT fingerprint bytea
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE k semel.key; now timestamptz;
 BEGIN

@@ -3,7 +3,7 @@
 WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', $7, true)),
 seen AS MATERIALIZED (
   SELECT i.n, i.scope, i.id, i.fingerprint AS asked, i.nonce AS fresh, i.hold AS held,
-    statement_timestamp() + i.lease_ms * interval '1 millisecond' AS ends,
+    statement_timestamp() + i.lease_ms::float8 * interval '1 millisecond' AS ends,
     k.state, k.fingerprint, k.token, k.nonce, k.hold, k.extended, k.attempt, k.until, k.outcome_code, k.outcome, k.digest,
     k.tombstone_until, k.withdrawn, k.withdrawn_until
   FROM patience, unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::bytea[], $5::boolean[], $6::bigint[])
@@ -12,7 +12,7 @@ seen AS MATERIALIZED (
 ),
 won AS (
   INSERT INTO semel.key AS k (scope, id, state, fingerprint, token, nonce, hold, extended, attempt, until, due_at)
-  SELECT scope, id, 'claimed', asked, nextval('semel.token'), fresh, held, false, 1, ends, CASE WHEN held THEN ends END
+  SELECT scope, id, 'claimed', asked, nextval('semel.token'::regclass), fresh, held, false, 1, ends, CASE WHEN held THEN ends END
   FROM seen AS s
   WHERE s.state IS NULL
     OR (NOT coalesce(s.withdrawn_until > clock_timestamp() AND position(s.fresh IN s.withdrawn) > 0, false)
@@ -21,7 +21,7 @@ won AS (
         OR (s.state IN ('done', 'tombstone') AND s.tombstone_until <= clock_timestamp())))
   -- Token and deadline are made here, where the row's lock is held, not in `excluded`, which is older than the wait.
   ON CONFLICT (scope, id) DO UPDATE SET state = 'claimed', fingerprint = excluded.fingerprint,
-    token = nextval('semel.token'), nonce = excluded.nonce, hold = excluded.hold, extended = false,
+    token = nextval('semel.token'::regclass), nonce = excluded.nonce, hold = excluded.hold, extended = false,
     attempt = CASE WHEN k.state = 'claimed' THEN k.attempt + 1 ELSE 1 END,
     until = clock_timestamp() + (excluded.until - statement_timestamp()),
     due_at = CASE WHEN excluded.hold THEN clock_timestamp() + (excluded.until - statement_timestamp()) END,

@@ -4,9 +4,9 @@
 -- tombstone is left.
 WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', $9, true))
 UPDATE semel.key AS k SET state = 'done', outcome_code = i.outcome_code, outcome = i.outcome,
-  until = clock_timestamp() + i.retention_ms * interval '1 millisecond',
-  tombstone_until = clock_timestamp() + (i.retention_ms + i.tombstone_ms) * interval '1 millisecond',
-  due_at = clock_timestamp() + i.retention_ms * interval '1 millisecond'
+  until = clock_timestamp() + i.retention_ms::float8 * interval '1 millisecond',
+  tombstone_until = clock_timestamp() + (i.retention_ms + i.tombstone_ms)::float8 * interval '1 millisecond',
+  due_at = clock_timestamp() + i.retention_ms::float8 * interval '1 millisecond'
 FROM (SELECT i.* FROM patience, unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::bytea[], $5::text[], $6::bytea[],
     $7::bigint[], $8::bigint[])
     WITH ORDINALITY AS i (scope, id, token, nonce, outcome_code, outcome, retention_ms, tombstone_ms, n)

@@ -4,17 +4,17 @@ WITH seen AS MATERIALIZED (SELECT k.* FROM semel.key AS k WHERE k.scope = $1 AND
 won AS (
   INSERT INTO semel.key AS k (scope, id, state, fingerprint, token, nonce, attempt, until, outcome_code, outcome,
     tombstone_until, due_at)
-  SELECT $1, $2, 'done', $3, nextval('semel.token'), $4, 1, clock_timestamp() + $5 * interval '1 millisecond', 'f', '',
-    clock_timestamp() + ($5 + $6) * interval '1 millisecond', clock_timestamp() + $5 * interval '1 millisecond'
+  SELECT $1, $2, 'done', $3, nextval('semel.token'::regclass), $4, 1, clock_timestamp() + $5::float8 * interval '1 millisecond', 'f', '',
+    clock_timestamp() + ($5 + $6)::float8 * interval '1 millisecond', clock_timestamp() + $5::float8 * interval '1 millisecond'
   WHERE NOT EXISTS (SELECT FROM seen AS k WHERE NOT (k.state = 'absent'
     OR (k.state = 'claimed' AND NOT k.hold AND k.until <= clock_timestamp() AND k.fingerprint = $3)
     OR (k.state IN ('done', 'tombstone') AND k.tombstone_until <= clock_timestamp())))
   ON CONFLICT (scope, id) DO UPDATE SET state = 'done', fingerprint = excluded.fingerprint,
-    token = nextval('semel.token'), nonce = excluded.nonce,
+    token = nextval('semel.token'::regclass), nonce = excluded.nonce,
     attempt = CASE WHEN k.state = 'claimed' THEN k.attempt + 1 ELSE 1 END,
-    until = clock_timestamp() + $5 * interval '1 millisecond', outcome_code = 'f', outcome = '', digest = NULL,
-    tombstone_until = clock_timestamp() + ($5 + $6) * interval '1 millisecond',
-    due_at = clock_timestamp() + $5 * interval '1 millisecond'
+    until = clock_timestamp() + $5::float8 * interval '1 millisecond', outcome_code = 'f', outcome = '', digest = NULL,
+    tombstone_until = clock_timestamp() + ($5 + $6)::float8 * interval '1 millisecond',
+    due_at = clock_timestamp() + $5::float8 * interval '1 millisecond'
   WHERE k.state = 'absent'
     OR (k.state = 'claimed' AND NOT k.hold AND k.until <= clock_timestamp() AND k.fingerprint = excluded.fingerprint)
     OR (k.state IN ('done', 'tombstone') AND k.tombstone_until <= clock_timestamp())

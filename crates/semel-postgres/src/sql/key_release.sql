@@ -9,8 +9,8 @@ input AS MATERIALIZED (
 ),
 won AS (
   INSERT INTO semel.key AS k (scope, id, state, token, nonce, withdrawn, withdrawn_until, due_at)
-  SELECT scope, id, 'absent', token, nonce, nonce, clock_timestamp() + $6 * interval '1 millisecond',
-    clock_timestamp() + ($6 + $7) * interval '1 millisecond'
+  SELECT scope, id, 'absent', token, nonce, nonce, clock_timestamp() + $6::float8 * interval '1 millisecond',
+    clock_timestamp() + ($6 + $7)::float8 * interval '1 millisecond'
   FROM (SELECT * FROM input ORDER BY scope, id) AS i
   ON CONFLICT (scope, id) DO UPDATE SET
     (state, fingerprint, token, nonce, until, outcome_code, outcome, digest, tombstone_until, due_at,
@@ -20,10 +20,10 @@ won AS (
         CASE WHEN NOT f.freed THEN k.until END, CASE WHEN NOT f.freed THEN k.outcome_code END,
         CASE WHEN NOT f.freed THEN k.outcome END, CASE WHEN NOT f.freed THEN k.digest END,
         CASE WHEN NOT f.freed THEN k.tombstone_until END,
-        CASE WHEN f.freed THEN clock_timestamp() + ($6 + $7) * interval '1 millisecond' ELSE k.due_at END,
+        CASE WHEN f.freed THEN clock_timestamp() + ($6 + $7)::float8 * interval '1 millisecond' ELSE k.due_at END,
         CASE WHEN position(excluded.nonce IN f.nonces) > 0 THEN f.nonces
           ELSE substr(f.nonces, greatest(1, octet_length(f.nonces) - 16 * ($8 - 1) + 1)) || excluded.nonce END,
-        clock_timestamp() + $6 * interval '1 millisecond'
+        clock_timestamp() + $6::float8 * interval '1 millisecond'
       FROM (SELECT
         k.state IN ('absent', 'claimed', 'unknown') AND (k.state = 'absent' OR k.nonce = excluded.nonce)
           OR k.state IN ('done', 'tombstone') AND k.tombstone_until <= clock_timestamp() AS freed,

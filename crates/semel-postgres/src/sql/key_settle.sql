@@ -5,17 +5,17 @@ WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', $9, true))
 UPDATE semel.key AS k SET state = CASE WHEN i.happened THEN 'done' ELSE 'absent' END,
   fingerprint = CASE WHEN i.happened THEN k.fingerprint END,
   outcome_code = i.outcome_code, outcome = i.outcome, digest = NULL,
-  until = CASE WHEN i.happened THEN clock_timestamp() + i.retention_ms * interval '1 millisecond' END,
+  until = CASE WHEN i.happened THEN clock_timestamp() + i.retention_ms::float8 * interval '1 millisecond' END,
   tombstone_until = CASE WHEN i.happened
-    THEN clock_timestamp() + (i.retention_ms + i.tombstone_ms) * interval '1 millisecond' END,
-  due_at = clock_timestamp() + CASE WHEN i.happened THEN i.retention_ms ELSE $10 + $11 END * interval '1 millisecond',
+    THEN clock_timestamp() + (i.retention_ms + i.tombstone_ms)::float8 * interval '1 millisecond' END,
+  due_at = clock_timestamp() + CASE WHEN i.happened THEN i.retention_ms ELSE $10 + $11 END::float8 * interval '1 millisecond',
   withdrawn = CASE WHEN i.happened OR (k.withdrawn_until > clock_timestamp() AND position(k.nonce IN k.withdrawn) > 0)
     THEN k.withdrawn
     WHEN k.withdrawn_until > clock_timestamp()
     THEN substr(k.withdrawn, greatest(1, octet_length(k.withdrawn) - 16 * ($12 - 1) + 1)) || k.nonce
     ELSE k.nonce END,
   withdrawn_until = CASE WHEN i.happened THEN k.withdrawn_until
-    ELSE clock_timestamp() + $10 * interval '1 millisecond' END
+    ELSE clock_timestamp() + $10::float8 * interval '1 millisecond' END
 FROM (SELECT i.* FROM patience, unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::boolean[], $5::text[], $6::bytea[],
     $7::bigint[], $8::bigint[])
     WITH ORDINALITY AS i (scope, id, token, happened, outcome_code, outcome, retention_ms, tombstone_ms, n)

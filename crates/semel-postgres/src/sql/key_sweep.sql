@@ -4,7 +4,7 @@ WITH due AS MATERIALIZED (
   SELECT k.scope, k.id, CASE
       WHEN k.state = 'claimed' AND k.hold AND k.until <= statement_timestamp() THEN 'unknown'
       WHEN k.state IN ('absent', 'done', 'tombstone')
-        AND greatest(k.tombstone_until, k.withdrawn_until) + $2 * interval '1 millisecond' <= statement_timestamp()
+        AND greatest(k.tombstone_until, k.withdrawn_until) + $2::float8 * interval '1 millisecond' <= statement_timestamp()
         THEN 'removed'
       WHEN k.state = 'done' AND k.until <= statement_timestamp() THEN 'tombstoned'
       ELSE 'later' END AS what
@@ -26,7 +26,7 @@ changed AS (
       WHEN d.what = 'unknown' OR k.state = 'unknown' THEN NULL
       WHEN k.state = 'claimed' THEN CASE WHEN k.hold THEN k.until END
       WHEN d.what = 'later' AND k.state = 'done' THEN k.until
-      ELSE greatest(k.tombstone_until, k.withdrawn_until) + $2 * interval '1 millisecond' END
+      ELSE greatest(k.tombstone_until, k.withdrawn_until) + $2::float8 * interval '1 millisecond' END
   FROM due AS d WHERE k.scope = d.scope AND k.id = d.id AND d.what <> 'removed'
   RETURNING d.what
 )

@@ -120,7 +120,7 @@ impl OutboxStore for Postgres {
             "WITH free AS (SELECT stream, shard FROM semel.outbox_shard WHERE {free}
                ORDER BY shard LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED)
              UPDATE semel.outbox_shard s SET epoch = s.epoch + 1, nonce = $2, owner = $4,
-               until = clock_timestamp() + $5 * interval '1 ms',
+               until = clock_timestamp() + $5::float8 * interval '1 ms',
                takeovers = CASE WHEN s.nonce IS NULL OR s.open IS NULL THEN 0
                  WHEN s.seen_batch_no = s.batch_no AND s.seen_last_id = s.last_id THEN s.takeovers + 1 ELSE 1 END,
                seen_batch_no = s.batch_no, seen_last_id = s.last_id
@@ -162,7 +162,7 @@ impl OutboxStore for Postgres {
 
     async fn renew(&self, leases: &[ShardLease], lease_ms: i64) -> Result<Vec<bool>, StoreError> {
         self.set_until(
-            "until = clock_timestamp() + $5 * interval '1 ms'",
+            "until = clock_timestamp() + $5::float8 * interval '1 ms'",
             leases,
             lease_ms,
             "renew",
@@ -388,7 +388,7 @@ impl OutboxStore for Postgres {
             let found = shard(row)?;
             let sql = format!(
                 "SELECT count(*) AS rows,
-                   (extract(epoch FROM clock_timestamp() - min(created_at) FILTER (WHERE isfinite(created_at))) * 1000)::bigint AS oldest_ms,
+                   (extract(epoch FROM clock_timestamp() - min(created_at) FILTER (WHERE isfinite(created_at))) * 1000::numeric)::bigint AS oldest_ms,
                    (SELECT count(*) FROM semel.outbox_exception WHERE stream = $2 AND shard = $8) AS exceptions
                  FROM (SELECT created_at FROM ({NOT_IN_PREV}) b
                    WHERE NOT ($5::text IS NOT NULL AND id <= $6

@@ -93,7 +93,7 @@ pub async fn barrier_within(
     call.check()?;
     let failed = |error| classify(OPERATION, error);
     let row = query(
-        "SELECT * FROM semel.barrier($1, $2, $3, $4, $5, timestamptz 'epoch' + $6 * interval '1 us', $7)",
+        "SELECT * FROM semel.barrier($1, $2, $3, $4, $5, timestamptz 'epoch' + $6::float8 * interval '1 us', $7)",
     )
     .bind(call.saga.as_str())
     .bind(&call.step)

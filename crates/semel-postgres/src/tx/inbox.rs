@@ -93,7 +93,7 @@ pub(crate) async fn mark_many_ms(
     let distinct: Vec<&[u8]> = plan.distinct().iter().map(|id| &id[..]).collect();
     let inserted: Vec<Vec<u8>> = query_scalar(
         "INSERT INTO semel.inbox (scope, id, keep_until)
-         SELECT $1, u.id, clock_timestamp() + $3 * interval '1 millisecond'
+         SELECT $1, u.id, clock_timestamp() + $3::float8 * interval '1 millisecond'
          FROM unnest($2::bytea[]) AS u(id) ORDER BY u.id
          ON CONFLICT (scope, id) DO NOTHING RETURNING id",
     )

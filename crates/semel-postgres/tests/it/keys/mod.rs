@@ -1,5 +1,6 @@
 //! Keys.
 
+mod capture;
 mod crash;
 mod hints;
 mod history;
