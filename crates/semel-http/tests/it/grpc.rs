@@ -15,6 +15,7 @@ use super::support::*;
 on_each_store![
     a_unary_call_is_judged_by_its_grpc_status_and_replayed_with_its_trailers,
     a_grpc_answer_too_large_to_keep_is_judged_by_its_trailers,
+    the_trailers_of_a_stream_wait_for_its_outcome,
 ];
 
 on_servers_too![a_unary_call_is_judged_by_its_grpc_status_and_replayed_with_its_trailers];
@@ -127,4 +128,22 @@ async fn a_grpc_answer_too_large_to_keep_is_judged_by_its_trailers(world: World)
             "{status}"
         );
     }
+}
+
+/// They end the call for a client of gRPC.
+async fn the_trailers_of_a_stream_wait_for_its_outcome(world: World) {
+    let (world, store) = world.faulty();
+    store.fail("complete", Fault::Silent, 1);
+    let layer = world.layer_with(|config| {
+        config.response_bytes_max = 1;
+        config.store_ms_max = 60_000;
+    });
+    let service = layer.layer(service_fn(|_: Request<Body>| async {
+        Ok::<_, Infallible>(unary("0", true))
+    }));
+    let mut body = service.oneshot(post("a")).await.unwrap().into_body();
+    assert!(body.frame().await.unwrap().unwrap().is_data());
+    until("its outcome is on the way", async || store.calls("complete") == 1).await;
+    let next = futures_util::future::poll_immediate(body.frame()).await;
+    assert!(next.is_none(), "{next:?}");
 }
