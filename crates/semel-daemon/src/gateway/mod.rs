@@ -48,10 +48,11 @@ mod x509;
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::{HeaderName, Request, Response};
 use semel_core::{Key, KeyStore, limits};
-use semel_http::{Event, Idempotency, IdempotencyLayer};
+use semel_http::{Event, Idempotency, IdempotencyLayer, Mode};
 use tokio_util::sync::CancellationToken;
 use tower::{Layer as _, Service as _};
 
@@ -65,6 +66,9 @@ use config::{HostRule, KeyRule, Principal, RouteConfig};
 use failure::head_limits;
 use principal::Asker;
 use proxy::{Peer, Proxy};
+
+/// How long a request is held up by `auth_url` while keys are only tried out.
+const SHADOW_WAIT: Duration = Duration::from_millis(50);
 
 /// One configuration of a gateway in force: a [`Gateway`] for each thread, and what ends when it is no longer.
 pub(crate) struct Live {
@@ -276,7 +280,10 @@ impl Served {
         let (mut parts, body) = request.into_parts();
         if let Some(asker) = &self.asker {
             let keyed = may_be_keyed(route, &parts.headers);
-            if keyed && let Err(refused) = asker.name(&mut parts, peer).await {
+            if keyed && route.layer.mode == Mode::Shadow {
+                // It only counts: without a principal the layer counts a refusal, and the request goes on.
+                let _ = tokio::time::timeout(SHADOW_WAIT, asker.name(&mut parts, peer)).await;
+            } else if keyed && let Err(refused) = asker.name(&mut parts, peer).await {
                 return *refused;
             }
         }

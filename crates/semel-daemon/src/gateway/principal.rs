@@ -109,6 +109,7 @@ impl Asker {
         *request.method_mut() = Method::GET;
         *request.uri_mut() = self.url.clone();
         *request.headers_mut() = self.asked(parts, peer);
+        parts.headers.remove(&self.header);
         let answer = match self.client.send(request, self.timeout).await {
             Ok(answer) => answer,
             Err(error) => {
@@ -118,7 +119,6 @@ impl Asker {
                 return Err(away(detail.to_owned()));
             }
         };
-        parts.headers.remove(&self.header);
         match answer.status() {
             status if status.is_success() => {
                 let mut ids = answer.headers().get_all(&self.header).iter();

@@ -109,6 +109,26 @@ async fn a_client_cannot_name_itself_on_any_route_that_auth_url_speaks_for() {
     assert!(!seen.contains("forged"), "{seen}");
 }
 
+#[tokio::test]
+async fn in_shadow_the_service_stands_in_nobodys_way() {
+    let auth = Upstream::start(|n| match n {
+        1 => answer("403 Forbidden", &[], "no"),
+        2 => Does::Closes,
+        _ => Does::Hangs(""),
+    })
+    .await;
+    let upstream = Upstream::start(|_| answer("200 OK", &[], "")).await;
+    let lines = lines(&auth).replace("= 300", "= 60000") + "\nshadow = true";
+    let world = World::with(upstream.address, &lines);
+    for n in 0..3 {
+        let sent = world.send(by("Bearer a", "k"));
+        let passed = tokio::time::timeout(std::time::Duration::from_secs(15), sent).await;
+        assert_eq!(passed.expect("it does not wait for it").status, 200);
+        let seen = upstream.seen().remove(n);
+        assert!(!seen.contains("forged"), "{seen}");
+    }
+}
+
 /// Else a client chooses the address that the service believes to be asked from.
 #[tokio::test]
 async fn the_service_learns_who_asked_from_the_gateway_and_not_from_the_client() {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use semel_testkit::servers::free_port;
 
-use super::bed::{Bed, Upstream, gateway};
+use super::bed::{Bed, Raw, Upstream, blocking, gateway};
 use super::send;
 use crate::daemon::{Folder, until};
 
@@ -89,6 +89,50 @@ async fn what_a_killed_gateway_had_sent_is_unknown_at_the_other_and_what_it_had_
     })
     .await;
     assert_eq!(upstream.seen.charges(), 2);
+}
+
+/// A request whose body came after the signal, and whose client then went away: it runs, so its end is recorded.
+#[tokio::test]
+async fn what_began_after_sigterm_is_recorded_though_its_client_is_gone() {
+    let Bed {
+        upstream,
+        folder,
+        daemon,
+        port,
+    } = Bed::with("sqlite:semel.db", "anonymous = true").await;
+    let mut raw = Raw::connect(port);
+    raw.send("POST /slow HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nContent-Length: 2\r\n\r\n{");
+    let open = "semel_gateway_in_flight{gateway=\"api\"}";
+    until("its head has come", async || {
+        daemon.metric(open).await == Some(1.0)
+    })
+    .await;
+    let stopping = tokio::spawn(daemon.stop());
+    // Its port is closed once the gateway has taken the signal.
+    until("the gateway ends", async || {
+        std::net::TcpStream::connect(("127.0.0.1", port)).is_err()
+    })
+    .await;
+    raw.send("}");
+    until("it runs", async || upstream.seen.charges() == 1).await;
+    drop(raw);
+    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    upstream.seen.go.notify_one();
+    let (code, log) = stopping.await.unwrap();
+    assert_eq!(code, 0, "{log}");
+    let daemon = folder.start().await;
+    daemon.until_ready().await;
+    let again = blocking(move || {
+        let mut raw = Raw::connect(port);
+        raw.send("POST /slow HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nContent-Length: 2\r\n\r\n{}");
+        raw.answer()
+    })
+    .await;
+    assert!(
+        again.ends_with("slow 1") && again.contains("idempotent-replayed: true"),
+        "{again}"
+    );
+    assert_eq!(upstream.seen.charges(), 1);
 }
 
 #[tokio::test]
