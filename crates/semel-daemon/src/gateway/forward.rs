@@ -236,6 +236,15 @@ pub(super) fn target(upstream: &Uri, request: &Uri) -> Option<Uri> {
     Some(Uri::from(joined.parse::<uri::PathAndQuery>().ok()?))
 }
 
+/// Whether the upstream says `1` under this name and nothing else: `0`, `false` or a slip is no yes.
+pub(super) fn says_yes(headers: &HeaderMap, name: &HeaderName) -> bool {
+    let mut values = headers.get_all(name).iter();
+    let yes = values
+        .next()
+        .is_some_and(|value| value.as_bytes().trim_ascii() == b"1");
+    yes && values.next().is_none()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -376,5 +385,28 @@ mod tests {
             target(&"http://u:1".parse().unwrap(), &"other:443".parse().unwrap()),
             None
         );
+    }
+
+    #[test]
+    fn only_1_says_yes() {
+        let said = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(NOT_EXECUTED, HeaderValue::from_static(value));
+            }
+            says_yes(&headers, &NOT_EXECUTED)
+        };
+        assert!(said(&["1"]) && said(&[" 1 "]));
+        for no in [
+            &[][..],
+            &["0"],
+            &["false"],
+            &["true"],
+            &["1, 1"],
+            &["1", "1"],
+            &[""],
+        ] {
+            assert!(!said(no), "{no:?}");
+        }
     }
 }

@@ -292,8 +292,8 @@ impl Inner {
         key: &Key,
         answer: &Response<Incoming>,
     ) -> Option<Response<Reply>> {
-        let silent =
-            !answer.headers().contains_key(SEMEL_OUTCOME) && !answer.headers().contains_key(NOT_EXECUTED);
+        let silent = !answer.headers().contains_key(SEMEL_OUTCOME)
+            && !forward::says_yes(answer.headers(), &NOT_EXECUTED);
         let unclear = matches!(answer.status().as_u16(), 408 | 500 | 502 | 503 | 504);
         if silent && unclear {
             self.settle(parts, key).await
@@ -369,7 +369,9 @@ fn keyed_answer(answer: Response<Incoming>, lease: Lease, end: Duration) -> Resp
 
 /// Takes the control headers out of an answer and obeys them. `Semel-Outcome` and `Semel-No-Store` are the layer's.
 pub(super) fn said(headers: &mut HeaderMap, extensions: &mut http::Extensions) {
-    if headers.remove(NOT_EXECUTED).is_some() {
+    let nothing_happened = forward::says_yes(headers, &NOT_EXECUTED);
+    headers.remove(NOT_EXECUTED);
+    if nothing_happened {
         extensions.insert(Disposition::NotExecuted);
     }
     let seconds = headers.remove(PERSIST_FOR);

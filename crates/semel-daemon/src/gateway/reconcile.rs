@@ -12,7 +12,7 @@ use semel_http::policy::OutcomeWord;
 use semel_http::{Body, Disposition};
 
 use super::body::Reply;
-use super::forward::NOT_EXECUTED;
+use super::forward::{NOT_EXECUTED, says_yes};
 use super::proxy::said;
 
 /// Bytes of an answer at most.
@@ -78,7 +78,7 @@ impl Reconciler {
             match OutcomeWord::read(answer.headers().get(SEMEL_OUTCOME)) {
                 Some(OutcomeWord::Succeeded) => return settled(answer, Disposition::Settled),
                 Some(OutcomeWord::Refused) => {
-                    let gone = answer.headers().contains_key(NOT_EXECUTED);
+                    let gone = says_yes(answer.headers(), &NOT_EXECUTED);
                     let meaning = if gone {
                         Disposition::NotExecuted
                     } else {

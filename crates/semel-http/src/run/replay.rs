@@ -31,6 +31,20 @@ pub(super) fn done(
     };
     let stored = match StoredResponse::decode(stored) {
         Ok(stored) => stored,
+        Err(_) if in_words(stored).is_some() => {
+            let words = in_words(stored).unwrap_or_default();
+            let what = match word {
+                OutcomeWord::Refused => "refused: it is certain that nothing happened",
+                _ => "done",
+            };
+            let mut detail = format!("somebody looked and found that the request was {what}");
+            if !words.is_empty() {
+                detail = format!("{detail}; they say: {words}");
+            }
+            let mut response = shared.problem(ProblemKind::AnswerNotKept, detail);
+            shared.stamp(&mut response, word, Some(retain_until));
+            return replayed(response);
+        }
         Err(error) => {
             tracing::error!(%error, "a stored answer cannot be read");
             let detail = format!("the request was done; {error}");
@@ -52,6 +66,13 @@ pub(super) fn done(
     }
     shared.stamp(&mut response, word, Some(retain_until));
     replayed(response)
+}
+
+/// What a person wrote who settled the key, where it is no answer in the stored form: that begins with its version, a
+/// control character.
+fn in_words(stored: &[u8]) -> Option<&str> {
+    let words = std::str::from_utf8(stored).ok()?;
+    (!words.starts_with(char::is_control)).then_some(words)
 }
 
 pub(super) fn gone(shared: &Shared, key: &Key, until: Timestamp) -> Response<Body> {

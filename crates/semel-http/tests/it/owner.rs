@@ -15,6 +15,7 @@ on_each_store![
     a_slow_owner_still_completes_after_its_lease_and_the_key_is_done,
     a_lost_owner_is_run_again_only_where_the_claim_says_so,
     an_owner_whose_key_was_settled_answers_what_the_record_says,
+    a_key_settled_in_words_answers_with_the_verdict_and_the_words,
     a_run_that_may_be_repeated_stops_when_its_lease_can_have_ended,
     a_stream_goes_on_for_longer_than_its_lease_where_a_run_may_be_repeated,
     a_silent_store_does_not_put_off_the_stop_of_a_run_that_may_be_repeated,
@@ -117,6 +118,38 @@ async fn an_owner_whose_key_was_settled_answers_what_the_record_says(world: Worl
             (200, &b"as the operator found it"[..])
         );
         assert!(answer.replayed());
+    }
+}
+
+/// A person who settles a key has a verdict and words, not an answer in the form in which a handler's is stored.
+async fn a_key_settled_in_words_answers_with_the_verdict_and_the_words(world: World) {
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let app = gated(&world.layer(), &runs, &gate);
+    for (id, verdict, outcome) in [
+        ("r", StoredOutcome::Refused("no stock".into()), "refused"),
+        ("s", StoredOutcome::Succeeded("order 7".into()), "succeeded"),
+        ("e", StoredOutcome::Refused(bytes::Bytes::new()), "refused"),
+    ] {
+        let lost = send_soon(&app, post(id));
+        gate.arrived().await;
+        world.leases_end();
+        let record = world.store.read(&key(id)).await.unwrap().unwrap();
+        let settlement = Settlement {
+            key: key(id),
+            token: record.lease().unwrap().token,
+            verdict: Verdict::Happened(verdict.clone()),
+            keep: Keep::default(),
+        };
+        let reply = world.store.settle(&settlement).await.unwrap();
+        assert!(matches!(reply, LeaseReply::Ok(_)));
+        let answer = send(&app, post(id)).await;
+        assert_eq!((answer.status, answer.outcome()), (410, outcome));
+        assert_eq!(answer.code(), "SEM0407");
+        let words = std::str::from_utf8(verdict.bytes()).unwrap();
+        let text = String::from_utf8(answer.body.to_vec()).unwrap();
+        assert!(text.contains(words) && text.contains("somebody looked"), "{text}");
+        assert!(!text.contains("damaged"), "{text}");
+        lost.abort();
     }
 }
 
