@@ -20,7 +20,9 @@ pub struct Config {
     /// How long a reply may take; then the outcome is unknown. Default 5 s.
     pub reply_timeout: Duration,
     /// Replicas that must have confirmed a write before it is answered (`WAIT`); a reply below it is an unknown outcome.
-    /// Makes a fail-over less likely to forget, never impossible. Not in a cluster. Default 0.
+    /// Makes a fail-over less likely to forget, never impossible: `WAIT` counts what this connection has written, so that a
+    /// call repeated over another one, which finds its work done and writes nothing, is answered without asking the replicas
+    /// again. Not in a cluster. Default 0.
     pub replicas_min: u32,
     /// How often the server's settings are looked at again (rule K8). Default 30 s.
     pub check_every: Duration,

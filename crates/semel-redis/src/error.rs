@@ -1,7 +1,7 @@
 //! From an error of Redis to what a caller may do next, in one place.
 
 use redis::{ErrorKind as Driver, RedisError};
-use semel_core::{ErrorKind, StoreError};
+use semel_core::{ErrorKind, Retry, StoreError};
 
 /// Redis may evict records under memory pressure (rule K8).
 pub(crate) const EVICTS: &str = "SEM0230";
@@ -119,6 +119,16 @@ pub(crate) fn lost(operation: &'static str) -> StoreError {
     StoreError::new(ErrorKind::ReplyLost, operation, text)
 }
 
+/// A write's error in a cluster. The driver may have sent it several times and tells of the last one only: that nothing was
+/// done by this one says nothing of those before.
+pub(crate) fn repeated(operation: &'static str, error: StoreError) -> StoreError {
+    if error.retry() == Retry::Later {
+        lost(operation).with_source(error)
+    } else {
+        error
+    }
+}
+
 /// Too old.
 pub(crate) fn old(operation: &'static str, version: &str) -> StoreError {
     let text = format!("this Redis is {version}; use Redis 7 or later");
@@ -138,4 +148,22 @@ pub(crate) fn may_be_one_item(error: &StoreError) -> bool {
         .and_then(|source| source.downcast_ref::<RedisError>());
     let plain = |error: &RedisError| matches!(error.code(), Some("ERR" | "WRONGTYPE"));
     error.kind() == ErrorKind::Invalid && source.is_some_and(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first try may have been carried out and its reply lost; the second was refused.
+    #[test]
+    fn a_refusal_of_a_clusters_last_try_does_not_prove_that_nothing_was_done() {
+        for kind in [ErrorKind::Unavailable, ErrorKind::NotApplied] {
+            let error = repeated("claim", StoreError::new(kind, "claim", "not now"));
+            assert_eq!(error.kind(), ErrorKind::ReplyLost);
+            assert_eq!(error.retry(), Retry::OutcomeUnknown);
+        }
+        // What no try can get through stays what it is.
+        let error = repeated("claim", StoreError::new(ErrorKind::Invalid, "claim", "never"));
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+    }
 }

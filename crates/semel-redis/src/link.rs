@@ -21,7 +21,7 @@ use semel_core::StoreError;
 use tokio::sync::OnceCell;
 
 use crate::config::Config;
-use crate::error::{Doing, REPLICAS, classify, corrupt, lost};
+use crate::error::{Doing, REPLICAS, classify, corrupt, lost, repeated};
 
 /// How often a cluster's driver may try again.
 const CLUSTER_RETRIES: u32 = 3;
@@ -290,7 +290,12 @@ impl Link {
             live.dead.store(true, Ordering::Release);
             (self.on_hint)(None);
         }
-        classify(operation, doing, error)
+        let error = classify(operation, doing, error);
+        if self.is_cluster() && doing == Doing::Writing {
+            repeated(operation, error)
+        } else {
+            error
+        }
     }
 
     /// One command that is not about one key.

@@ -85,10 +85,14 @@ pub(crate) struct Change {
     pub(crate) replaces: i64,
 }
 
-/// Asks for these keys' rows, locking nothing; then for the time and the floor of tokens. In this order: a row that was
-/// removed before the first look is below the floor of the second.
+/// Asks for the time; then for these keys' rows, locking nothing; then for the floor of tokens. In this order: a record is
+/// judged by no later time than it was seen at, or it would be taken for expired after its owner has ended its run; and a row
+/// that was removed before it was looked for is below the floor that is read after it.
 pub(crate) fn look(keys: &[&Key]) -> String {
     let mut sql = String::with_capacity(512 + keys.len() * 128);
+    sql.push_str("SELECT ");
+    sql.push_str(NOW);
+    sql.push_str(" AS now_us;");
     for keys in keys.chunks(IN_MAX) {
         sql.push_str("SELECT ");
         sql.push_str(COLUMNS);
@@ -101,18 +105,17 @@ pub(crate) fn look(keys: &[&Key]) -> String {
         }
         sql.push_str(");");
     }
-    sql.push_str("SELECT ");
-    sql.push_str(NOW);
-    sql.push_str(" AS now_us, token AS floor FROM semel_token WHERE one = 1");
+    sql.push_str("SELECT token AS floor FROM semel_token WHERE one = 1");
     sql
 }
 
 /// Reads the answer to [`look`].
 pub(crate) fn read_look(rows: &[MySqlRow], operation: &'static str) -> Result<Seen, StoreError> {
     let failed = |error| classify(operation, error);
-    let Some((last, rows)) = rows
+    let Some(([first, rows @ ..], last)) = rows
         .split_last()
-        .filter(|(last, _)| last.try_column("now_us").is_ok())
+        .map(|(last, rows)| (rows, last))
+        .filter(|(_, last)| last.try_column("floor").is_ok())
     else {
         let text = "the table semel_token has lost its row; run `semel migrate`";
         return Err(StoreError::new(ErrorKind::Schema, operation, text));
@@ -120,7 +123,7 @@ pub(crate) fn read_look(rows: &[MySqlRow], operation: &'static str) -> Result<Se
     let rows: Result<_, StoreError> = rows.iter().map(|row| Stored::read(row, operation)).collect();
     Ok(Seen {
         rows: rows?,
-        now: Timestamp(last.try_get_unchecked("now_us").map_err(failed)?),
+        now: Timestamp(first.try_get_unchecked("now_us").map_err(failed)?),
         floor: last.try_get_unchecked("floor").map_err(failed)?,
     })
 }
@@ -305,6 +308,14 @@ mod tests {
     use semel_core::{Fingerprint, Scope};
 
     use super::*;
+
+    #[test]
+    fn time_is_taken_before_the_rows_and_the_floor_after_them() {
+        let sql = look(&[&Key::new(Scope::new("s").unwrap(), "id").unwrap()]);
+        let place = |text| sql.find(text).unwrap();
+        assert!(place("now_us") < place("FROM semel_key"), "{sql}");
+        assert!(place("FROM semel_key") < place("floor"), "{sql}");
+    }
 
     #[test]
     fn nothing_a_caller_sends_is_part_of_the_text() {

@@ -20,7 +20,7 @@ use semel_core::claim::{
 use semel_core::store::{
     Batching, Capabilities, KeyPage, KeyQuery, KeyStore, MixedBatch, MixedReplies, Replies, Usage,
 };
-use semel_core::{Clock as _, Key, Scope, StoreError, SystemClock, Timestamp, crash_point};
+use semel_core::{Key, Scope, StoreError, Timestamp, crash_point};
 use sqlx::{Connection as _, Row as _};
 
 use super::key_batch::{Ask, Reply};
@@ -33,6 +33,8 @@ const USAGE: &str = include_str!("../sql/key_usage.sql");
 
 /// How long [`transact`](crate::tx::transact) may ask for a commit: far longer than it does.
 const COMMITS_KEPT_MS: i64 = 24 * 3_600_000;
+/// When a sweep looks again at a row that it could not read.
+const UNREADABLE_AGAIN_MS: i64 = 3_600_000;
 
 #[async_trait]
 impl KeyStore for Mysql {
@@ -145,9 +147,16 @@ impl KeyStore for Mysql {
             report,
             removed,
             changed,
+            unreadable,
             floor,
         } = swept(&due, now)?;
         let mut statements = Vec::new();
+        for key in unreadable {
+            let later = now.plus_ms(UNREADABLE_AGAIN_MS).0;
+            let mut put_off = format!("UPDATE semel_key SET due_us = {later} WHERE key_bytes = x'");
+            key_rows::push_hex(&mut put_off, &key);
+            statements.push(put_off + "'");
+        }
         if !removed.is_empty() {
             // In the transaction that removes them: whoever finds a row gone finds the floor above its tokens.
             statements.push(format!(
@@ -163,7 +172,7 @@ impl KeyStore for Mysql {
             ));
         }
         let mut old = String::from("DELETE FROM semel_commit WHERE id < x'");
-        let kept = SystemClock.now().plus_ms(-COMMITS_KEPT_MS);
+        let kept = now.plus_ms(-COMMITS_KEPT_MS);
         key_rows::push_hex(&mut old, &kept.0.to_be_bytes());
         statements.push(format!("{old}' LIMIT {limit}"));
         // Hexadecimal digits and nothing else that came from outside.
@@ -200,7 +209,10 @@ impl KeyStore for Mysql {
         for row in &rows {
             let now = Timestamp(row.try_get_unchecked("now_us").map_err(failed)?);
             let (key, stored) = Stored::read(row, "list")?;
-            records.extend(query.shows(&key, &stored.record?, now));
+            match stored.record {
+                Ok(record) => records.extend(query.shows(&key, &record, now)),
+                Err(error) => tracing::warn!(%error, %key, "a record cannot be read and is not listed"),
+            }
             last = Some(key);
         }
         let more = rows.len() == query.limit as usize;
@@ -236,6 +248,8 @@ struct Sweeping {
     report: SweepReport,
     removed: Vec<Key>,
     changed: Vec<Change>,
+    /// Keys of rows that this build cannot read.
+    unreadable: Vec<Vec<u8>>,
     floor: i64,
 }
 
@@ -244,27 +258,41 @@ fn swept(due: &[sqlx::mysql::MySqlRow], now: Timestamp) -> Result<Sweeping, Stor
         report: SweepReport::default(),
         removed: Vec::new(),
         changed: Vec::new(),
+        unreadable: Vec::new(),
         floor: 0,
     };
     for row in due {
-        let (key, stored) = Stored::read(row, "sweep")?;
-        let (record, what) = stored.record?.swept(now);
+        let read = Stored::read(row, "sweep")
+            .and_then(|(key, stored)| Ok((key, stored.record?, stored.token_last, stored.version)));
+        let (key, record, token_last, version) = match read {
+            Ok(read) => read,
+            Err(error) => {
+                let key: Vec<u8> = row
+                    .try_get_unchecked("key_bytes")
+                    .map_err(|error| classify("sweep", error))?;
+                let hex = semel_core::key::hex(&key);
+                tracing::warn!(%error, key = hex, "a record cannot be read: the sweep passes it over for an hour");
+                swept.unreadable.push(key);
+                continue;
+            }
+        };
+        let (record, what) = record.swept(now);
         if let Some(what) = what {
             swept.report.count(what);
         }
         match record {
             None => {
-                swept.floor = swept.floor.max(stored.token_last);
+                swept.floor = swept.floor.max(token_last);
                 swept.removed.push(key);
             }
             Some(record) => swept.changed.push(Change {
                 key,
                 record,
-                token_last: stored.token_last,
-                replaces: stored.version,
+                token_last,
+                replaces: version,
             }),
         }
-        debug_assert!(what != Some(Swept::Removed) || swept.floor >= stored.token_last);
+        debug_assert!(what != Some(Swept::Removed) || swept.floor >= token_last);
     }
     swept.changed.sort_unstable_by(|a, b| a.key.cmp(&b.key));
     Ok(swept)

@@ -27,8 +27,10 @@ const LOOK: Duration = Duration::from_secs(10);
 /// Between two looks.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Which server this is. A replica that was promoted may not have received what the old primary had committed.
-const WHICH: &str = "SELECT CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir)";
+/// Which server this is, and its time in microseconds, whatever the session's time zone. A replica that was promoted may not
+/// have received what the old primary had committed.
+const WHICH: &str = "SELECT CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir), \
+     CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)";
 
 /// What a body of [`transact`] returns: `Box::pin(async move { … })`.
 pub type TxFuture<'c, T, E> = Pin<Box<dyn Future<Output = Result<T, TxError<E>>> + Send + 'c>>;
@@ -117,12 +119,12 @@ async fn try_once<'env, T, E>(
             return Err(error);
         }
     };
-    let server: Option<String> = sqlx::query(WHICH)
+    let (server, now): (Option<String>, i64) = sqlx::query(WHICH)
         .fetch_one(&mut *tx)
         .await
-        .and_then(|row| row.try_get_unchecked(0))
+        .and_then(|row| Ok((row.try_get_unchecked(0)?, row.try_get_unchecked(1)?)))
         .map_err(|error| classify("commit", error))?;
-    let id = commit_id();
+    let id = commit_id(now);
     // The mark is checked last: then the id is in the transaction that the body ran in.
     let mut last = String::from("INSERT INTO semel_commit (id) VALUES (x'");
     push_hex(&mut last, &id);
@@ -148,10 +150,11 @@ async fn try_once<'env, T, E>(
     }
 }
 
-/// Time, then randomness: ids grow, and a sweep can tell the old ones.
-fn commit_id() -> [u8; 16] {
+/// The server's time, then randomness: ids grow, and a sweep can tell the old ones. Not this machine's time: where that is
+/// wrong, a sweep would remove what is still asked for.
+fn commit_id(now_us: i64) -> [u8; 16] {
     let mut id = random_16();
-    id[..8].copy_from_slice(&SystemClock.now().0.to_be_bytes());
+    id[..8].copy_from_slice(&now_us.to_be_bytes());
     id
 }
 

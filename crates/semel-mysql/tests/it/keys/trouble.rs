@@ -8,7 +8,7 @@ use semel_core::claim::{
     Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Release, succeeded,
 };
 use semel_core::key::hex;
-use semel_core::store::MixedBatch;
+use semel_core::store::{KeyQuery, MixedBatch};
 use semel_core::{ErrorKind, Fingerprint, KeyStore, KeyStoreExt, Retry, StoredOutcome, limits};
 use semel_mysql::tx::{Once, OnceOptions, once};
 use semel_mysql::{Config, Mysql};
@@ -416,4 +416,36 @@ async fn broken_idle_connections_are_replaced() {
         ));
         proxy.cut();
     }
+}
+
+/// A row written by something else must not keep all others from being swept, nor a page from being listed.
+#[tokio::test]
+async fn a_row_that_cannot_be_read_is_passed_over_by_the_sweep_and_the_list() {
+    let (_lent, db) = Lent::take().await;
+    let claims = [request(), request()];
+    for claim in &claims {
+        assert!(matches!(
+            db.claim(claim).await.unwrap(),
+            ClaimReply::Granted { .. }
+        ));
+    }
+    // Its lease ends first.
+    sqlx::query("UPDATE semel_key SET nonce = x'01', due_us = due_us - 1000 WHERE key_bytes = ?")
+        .bind(claims[0].key.to_bytes())
+        .execute(db.pool())
+        .await
+        .unwrap();
+    age_ms(&db, LEASE_MS).await;
+    assert_eq!(db.sweep(1).await.unwrap().unknown, 0, "put off");
+    assert_eq!(db.sweep(1).await.unwrap().unknown, 1, "the other's turn");
+    let listed = db
+        .list(&KeyQuery {
+            limit: 10,
+            ..KeyQuery::default()
+        })
+        .await
+        .unwrap()
+        .records;
+    let keys: Vec<_> = listed.iter().map(|(key, _)| key).collect();
+    assert_eq!(keys, [&claims[1].key]);
 }
