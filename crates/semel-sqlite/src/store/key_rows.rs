@@ -46,6 +46,9 @@ const SAVE_POWER_MAX: u32 = 7;
 
 const DUE: &str = "SELECT k.* FROM semel_key AS k WHERE due_at <= ?1 ORDER BY due_at LIMIT ?2";
 
+/// When a sweep looks again at a row that it could not read.
+const UNREADABLE_AGAIN_MS: i64 = 3_600_000;
+
 const PAGE: &str = "SELECT k.* FROM semel_key AS k
 WHERE (?1 IS NULL OR k.scope = ?1) AND (?2 IS NULL OR (k.scope, k.id) > (?2, ?3))
   AND (?4 IS NULL OR k.state = ?4 OR (?4 = 'unknown' AND k.state = 'claimed') OR (?4 = 'tombstone' AND k.state = 'done'))
@@ -163,20 +166,41 @@ pub(crate) async fn draw_tokens(
     Ok(Token(last.saturating_sub(count)))
 }
 
-/// Records that a sweep has something to do with, the longest due first.
+/// Records that a sweep has something to do with, the longest due first; and whether rows that cannot be read were put off.
 pub(crate) async fn due(
     db: &mut SqliteConnection,
     now: Timestamp,
     limit: u32,
-) -> Result<Vec<(Key, Record)>, StoreError> {
+) -> Result<(Vec<(Key, Record)>, bool), StoreError> {
     let failed = |error| classify("sweep", error);
     let rows = sqlx::query(DUE)
         .bind(now.0)
         .bind(limit)
-        .fetch_all(db)
+        .fetch_all(&mut *db)
         .await
         .map_err(failed)?;
-    rows.iter().map(|row| keyed(row, "sweep")).collect()
+    let mut records = Vec::with_capacity(rows.len());
+    let mut put_off = false;
+    for row in &rows {
+        let error = match keyed(row, "sweep") {
+            Ok(record) => {
+                records.push(record);
+                continue;
+            }
+            Err(error) => error,
+        };
+        // One such row must not keep all others from being swept.
+        tracing::warn!(%error, "a record cannot be read: the sweep passes it over for an hour");
+        sqlx::query("UPDATE semel_key SET due_at = ?1 WHERE scope = ?2 AND id = ?3")
+            .bind(now.plus_ms(UNREADABLE_AGAIN_MS).0)
+            .bind(row.try_get::<&[u8], _>("scope").map_err(failed)?)
+            .bind(row.try_get::<&[u8], _>("id").map_err(failed)?)
+            .execute(&mut *db)
+            .await
+            .map_err(failed)?;
+        put_off = true;
+    }
+    Ok((records, put_off))
 }
 
 /// Records in the order of their keys, behind `from`. Those of another state may be among them, where the state that is

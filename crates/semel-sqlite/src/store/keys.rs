@@ -77,14 +77,15 @@ impl KeyStore for Sqlite {
         let now = self.now();
         let mut report = SweepReport::default();
         let mut changed = Vec::new();
-        for (key, record) in key_rows::due(&mut tx, now, limit).await? {
+        let (due, put_off) = key_rows::due(&mut tx, now, limit).await?;
+        for (key, record) in due {
             let (record, swept) = record.swept(now);
             changed.push((key, record));
             if let Some(swept) = swept {
                 report.count(swept);
             }
         }
-        if changed.is_empty() {
+        if changed.is_empty() && !put_off {
             // Nothing to write: no commit, and nobody waits for one.
             return rolled_back(tx, "sweep").await.map(|()| report);
         }

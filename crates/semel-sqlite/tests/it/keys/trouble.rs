@@ -2,7 +2,7 @@
 
 use semel_core::claim::{Claim, ClaimReply, Completion, LeaseReply, succeeded};
 use semel_core::{KeyStore, KeyStoreExt};
-use semel_testkit::laws::keys::{KEEP, duplicate};
+use semel_testkit::laws::keys::{KEEP, LEASE_MS, duplicate};
 
 use super::{open, request, store};
 
@@ -69,4 +69,28 @@ async fn what_is_done_is_replayed_while_somebody_writes() {
     assert!(matches!(replies[0], Ok(ClaimReply::Done { .. })));
     assert!(matches!(replies[1], Ok(ClaimReply::Busy { .. })));
     writes.rollback().await.unwrap();
+}
+
+/// A row written by something else must not keep all others from being swept.
+#[tokio::test]
+async fn a_row_that_cannot_be_read_is_passed_over_by_the_sweep() {
+    let (db, clock, _dir) = store().await;
+    let claims = [request(), request()];
+    for claim in &claims {
+        assert!(matches!(
+            db.claim(claim).await.unwrap(),
+            ClaimReply::Granted { .. }
+        ));
+    }
+    // Its lease ends first.
+    let mut tx = db.begin().await.unwrap();
+    sqlx::query("UPDATE semel_key SET nonce = x'01', due_at = due_at - 1000 WHERE id = ?1")
+        .bind(claims[0].key.id())
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    db.commit(tx).await.unwrap();
+    clock.advance_ms(LEASE_MS);
+    assert_eq!(db.sweep(1).await.unwrap().unknown, 0, "put off");
+    assert_eq!(db.sweep(1).await.unwrap().unknown, 1, "the other's turn");
 }
