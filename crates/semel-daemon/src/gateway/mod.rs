@@ -134,8 +134,11 @@ fn layer(
 ) -> Result<IdempotencyLayer, limits::LimitExceeded> {
     let gateway = config.name.clone();
     let by_host = config.proxy.host == HostRule::Preserve;
+    let mut settings = route.layer.clone();
+    // One time for all bodies of a client, whoever reads them.
+    settings.body_idle_ms = u64::try_from(config.front.body_idle.as_millis()).unwrap_or(u64::MAX);
     let builder = IdempotencyLayer::builder(keys)
-        .config(route.layer.clone())
+        .config(settings)
         .observer(move |event: Event, _: Option<&Key>| stats.key(event));
     match &route.principal {
         Principal::Anonymous if !by_host => builder.anonymous_scope(&format!("gateway/{gateway}")),
