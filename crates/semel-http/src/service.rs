@@ -140,7 +140,9 @@ fn admit(shared: &Shared, parts: &Parts) -> Admission {
 /// What a request without a key is told; `None` where it needs none.
 fn missing(shared: &Shared, parts: &Parts) -> Option<Refusal> {
     let config = &shared.config;
-    config.required_for.contains(&parts.method).then(|| {
+    // Methods differ by case (RFC 9110, 9.1), but many services take `post` for `POST`.
+    let required = |method: &http::Method| method.as_str().eq_ignore_ascii_case(parts.method.as_str());
+    config.required_for.iter().any(required).then(|| {
         let detail = format!(
             "send a {} header: one new value per operation, the same on each retry",
             config.header

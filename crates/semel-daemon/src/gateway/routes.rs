@@ -29,7 +29,9 @@ pub(crate) fn find(routes: &[RouteConfig], method: &Method, path: &str) -> Optio
 impl RouteConfig {
     /// Whether it covers this method and this form of a path.
     pub(crate) fn matches(&self, method: &Method, path: &str) -> bool {
-        self.methods.contains(method) && self.paths.iter().any(|pattern| pattern.covers(path))
+        // Methods differ by case (RFC 9110, 9.1), but many services take `post` for `POST`.
+        let same = |it: &Method| it.as_str().eq_ignore_ascii_case(method.as_str());
+        self.methods.iter().any(same) && self.paths.iter().any(|pattern| pattern.covers(path))
     }
 
     /// Whether no request that `other` covers passes this one by.

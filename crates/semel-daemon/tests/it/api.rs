@@ -397,10 +397,12 @@ async fn who_settled_and_why_is_logged() {
     let (_, log) = daemon.stop().await;
     let line = log
         .lines()
-        .find(|line| line.contains("settled over the API"))
+        .find(|line| line.contains("settles a key over the API"))
         .unwrap_or_default();
     assert!(
-        line.contains("ann") && line.contains("not at the bank") && line.contains("o-7"),
+        ["ann", "not at the bank", "o-7", "result=\"settled\""]
+            .iter()
+            .all(|wanted| line.contains(wanted)),
         "{log}"
     );
 }

@@ -23,6 +23,7 @@ async fn the_first_route_that_matches_counts_and_each_has_its_own_policy() {
     let required = (400, "SEM0401".to_owned());
     let passes = (200, "none".to_owned());
     assert_eq!(without_key(&world, "POST", "/payments").await, required);
+    assert_eq!(without_key(&world, "post", "/payments").await, required);
     assert_eq!(without_key(&world, "DELETE", "/payments/7").await, required);
     assert_eq!(without_key(&world, "PATCH", "/payments/7").await, passes);
     assert_eq!(without_key(&world, "POST", "/payments/7/notes").await, passes);
