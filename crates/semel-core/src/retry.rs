@@ -54,6 +54,16 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
+    /// For a database transaction that another one was in the way of: soon and often, for both are short.
+    pub const TRANSACTION: Self = Self {
+        initial_ms: 10,
+        factor: 2.0,
+        cap_ms: 500,
+        jitter: 1.0,
+        attempts_max: 10,
+        total_ms_max: 60_000,
+    };
+
     /// A policy that never gives up; for what must end, such as a relay whose broker is away.
     #[must_use]
     pub fn forever() -> Self {

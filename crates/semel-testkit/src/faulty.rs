@@ -11,7 +11,7 @@ use semel_core::claim::{
 };
 use semel_core::store::{Batching, Hint, KeyPage, KeyQuery, Replies, Usage};
 use semel_core::{Capabilities, ErrorKind, Key, KeyStore, Scope, StoreError};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 /// How a call fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum Fault {
 }
 
 /// A store with faults to come, by operation: `claim`, `complete`, `extend`, `release`, `abandon`, `settle`, `read`,
-/// `look`.
+/// `look`; `subscribe` is only counted.
 ///
 /// ```
 /// # async fn f(claim: semel_core::Claim) {
@@ -51,6 +51,8 @@ pub struct FaultyKeys {
     poison: Mutex<Option<(Key, ErrorKind)>>,
     held: Mutex<HashMap<&'static str, watch::Receiver<bool>>>,
     arrivals: watch::Sender<u64>,
+    /// What its hints wait for, where it is not the inner store that has them.
+    told: Mutex<Option<Arc<Notify>>>,
 }
 
 /// Holds an operation of a [`FaultyKeys`] until it is dropped.
@@ -73,12 +75,18 @@ impl FaultyKeys {
             poison: Mutex::default(),
             held: Mutex::default(),
             arrivals: watch::Sender::new(0),
+            told: Mutex::default(),
         })
     }
 
     /// The next so many calls of this operation fail.
     pub fn fail(&self, operation: &'static str, fault: Fault, times: u32) {
         self.faults.lock().unwrap().insert(operation, (fault, times));
+    }
+
+    /// From now on it has hints: each ends when `told` is notified.
+    pub fn tells(&self, told: Arc<Notify>) {
+        *self.told.lock().unwrap() = Some(told);
     }
 
     /// From now on every claim or completion of this key fails, with all that is in the same batch.
@@ -112,6 +120,13 @@ impl FaultyKeys {
         batches.get(operation).cloned().unwrap_or_default()
     }
 
+    fn count(&self, operation: &'static str, items: usize) {
+        let mut batches = self.batches.lock().unwrap();
+        batches.entry(operation).or_default().push(items);
+        drop(batches);
+        self.arrivals.send_modify(|arrivals| *arrivals += 1);
+    }
+
     async fn call<R: Send>(
         &self,
         operation: &'static str,
@@ -119,13 +134,7 @@ impl FaultyKeys {
         inner: impl Future<Output = Replies<R>> + Send,
     ) -> Replies<R> {
         let items = keys.len();
-        self.batches
-            .lock()
-            .unwrap()
-            .entry(operation)
-            .or_default()
-            .push(items);
-        self.arrivals.send_modify(|arrivals| *arrivals += 1);
+        self.count(operation, items);
         let held = self.held.lock().unwrap().get(operation).cloned();
         if let Some(mut held) = held {
             let _ = held.wait_for(|open| *open).await;
@@ -226,7 +235,12 @@ impl KeyStore for FaultyKeys {
     }
 
     async fn subscribe(&self, key: &Key) -> Option<Hint> {
-        self.inner.subscribe(key).await
+        self.count("subscribe", 1);
+        let told = self.told.lock().unwrap().clone();
+        match told {
+            Some(told) => Some(Box::pin(async move { told.notified().await })),
+            None => self.inner.subscribe(key).await,
+        }
     }
 
     fn batching(&self) -> Batching {

@@ -129,7 +129,7 @@ impl Bound {
 }
 
 /// The next connection and its place.
-async fn accept(
+pub(super) async fn accept(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
 ) -> Option<(TcpStream, SocketAddr, tokio::sync::OwnedSemaphorePermit)> {

@@ -13,7 +13,7 @@ use semel_http::{Config, IdempotencyLayer};
 
 use super::support::*;
 
-fn world() -> (World, std::sync::Arc<Faulty>) {
+fn world() -> (World, std::sync::Arc<FaultyKeys>) {
     World::memory().faulty()
 }
 

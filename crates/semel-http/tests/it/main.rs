@@ -5,7 +5,6 @@
 mod admission;
 mod answers;
 mod crash;
-mod faulty;
 mod framing;
 mod grpc;
 mod large;

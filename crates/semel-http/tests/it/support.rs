@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tower::ServiceExt;
 
-pub(crate) use super::faulty::{Fault, Faulty};
+pub(crate) use semel_testkit::faulty::{Fault, FaultyKeys};
 
 /// A store, the clock that it reads, and its folder where it has one.
 #[derive(Clone)]
@@ -105,8 +105,8 @@ impl World {
     }
 
     /// The same world with a store that fails when told to.
-    pub(crate) fn faulty(mut self) -> (Self, Arc<Faulty>) {
-        let faulty = Faulty::over(self.store);
+    pub(crate) fn faulty(mut self) -> (Self, Arc<FaultyKeys>) {
+        let faulty = FaultyKeys::over(self.store);
         self.store = faulty.clone();
         (self, faulty)
     }

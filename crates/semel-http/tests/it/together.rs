@@ -157,7 +157,8 @@ async fn a_duplicate_of_a_lost_owner_stops_waiting_when_the_lease_ends(world: Wo
 /// Rule K11: subscribe, then read. The store here tells only when the test says so, and a look now and then would take 2 s.
 async fn a_store_that_tells_wakes_a_waiter_of_another_process_at_once(world: World) {
     let told = Arc::new(Notify::new());
-    let store = Faulty::that_tells(world.store.clone(), Some(told.clone()));
+    let store = FaultyKeys::over(world.store.clone());
+    store.tells(told.clone());
     let mut telling = world.clone();
     telling.store = store.clone();
     let (runs, gate) = (Runs::default(), Gate::default());

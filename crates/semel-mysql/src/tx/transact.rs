@@ -13,14 +13,7 @@ use crate::error::{DUPLICATE, classify, commit_failed, number};
 use crate::store::key_rows::push_hex;
 
 /// How often and after which waits [`transact`] repeats a transaction.
-pub const REPEAT: RetryPolicy = RetryPolicy {
-    initial_ms: 10,
-    factor: 2.0,
-    cap_ms: 500,
-    jitter: 1.0,
-    attempts_max: 10,
-    total_ms_max: 60_000,
-};
+pub const REPEAT: RetryPolicy = RetryPolicy::TRANSACTION;
 
 /// How long [`transact`] asks after a lost commit reply whether it is committed.
 const LOOK: Duration = Duration::from_secs(10);

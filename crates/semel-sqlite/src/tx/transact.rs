@@ -12,14 +12,7 @@ use crate::db::Sqlite;
 use crate::error::{classify, commit_failed};
 
 /// How often and after which waits [`transact`] repeats a transaction.
-pub const REPEAT: RetryPolicy = RetryPolicy {
-    initial_ms: 10,
-    factor: 2.0,
-    cap_ms: 500,
-    jitter: 1.0,
-    attempts_max: 10,
-    total_ms_max: 60_000,
-};
+pub const REPEAT: RetryPolicy = RetryPolicy::TRANSACTION;
 
 /// What a body of [`transact`] returns: `Box::pin(async move { … })`.
 pub type TxFuture<'c, T, E> = Pin<Box<dyn Future<Output = Result<T, TxError<E>>> + Send + 'c>>;

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -70,8 +69,8 @@ impl Upstream {
                     Does::Hangs(bytes) => {
                         stream.write_all(bytes.as_bytes()).await.unwrap();
                         tokio::spawn(async move {
-                            tokio::time::sleep(Duration::from_secs(600)).await;
-                            drop(stream);
+                            let _open = stream;
+                            std::future::pending::<()>().await;
                         });
                     }
                 }

@@ -30,6 +30,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::listen::accept;
 use crate::gateway::{Counted, FrontConfig, Live, Refusal, Reply, Stats, host_trouble};
 
 use guard::{Conn, Guard, InFlight, Times};
@@ -281,27 +282,6 @@ impl Client {
 
 /// How many fields hyper reads unless it is told another number, which costs an allocation per head.
 const HYPER_HEADERS_MAX: usize = 100;
-
-/// The next connection and its place.
-async fn accept(
-    listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
-    let place = Arc::clone(places).acquire_owned().await.ok()?;
-    match listener.accept().await {
-        Ok((stream, peer)) => {
-            // Small answers should not wait for each other; a socket that cannot do that still works.
-            let _ = stream.set_nodelay(true);
-            Some((stream, peer, place))
-        }
-        Err(error) => {
-            // Out of file descriptors, mostly: going on at once would only spin.
-            tracing::warn!(error = %error, "cannot accept a connection");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            None
-        }
-    }
-}
 
 /// What a future has to give at once.
 async fn now<T>(future: impl Future<Output = T>) -> Option<T> {
