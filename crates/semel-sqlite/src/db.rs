@@ -1,6 +1,7 @@
 //! The open file: one writing connection, several reading ones.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use semel_core::{Clock, StoreError, Timestamp};
 use sqlx::sqlite::{
@@ -9,10 +10,13 @@ use sqlx::sqlite::{
 use sqlx::{Connection as _, Sqlite as Driver, Transaction};
 
 use crate::config::Config;
-use crate::error::{classify, commit_failed};
+use crate::error::{classify, commit_failed, is_busy};
 
 /// Rows that the driver reads ahead.
 const ROWS_BUFFERED: usize = semel_core::limits::BATCH_ITEMS_MAX;
+
+/// Between two tries to open a file that another process holds.
+const OPEN_AGAIN: Duration = Duration::from_millis(10);
 
 /// A SQLite file. Cheap to clone; all clones share one writing connection.
 #[derive(Clone)]
@@ -29,10 +33,12 @@ impl std::fmt::Debug for Sqlite {
 }
 
 impl Sqlite {
-    /// Opens the file, making it when missing.
+    /// Opens the file, making it when missing; several processes may do so at the same time.
+    /// It waits up to `busy_timeout` for one that holds the file.
     ///
     /// # Errors
-    /// The folder is missing or not writable, or the file is no SQLite database.
+    /// The folder is missing or not writable, the file is no SQLite database, or another process held it for longer
+    /// than `busy_timeout`.
     pub async fn open(config: Config) -> Result<Self, StoreError> {
         let options = SqliteConnectOptions::new()
             .filename(&config.path)
@@ -44,30 +50,16 @@ impl Sqlite {
             .busy_timeout(config.busy_timeout)
             // Rows of a batch: the driver's thread need not stop half way until somebody has read them.
             .row_buffer_size(ROWS_BUFFERED);
-        let open = |error| classify("open", error);
-        let writer = SqlitePoolOptions::new()
-            .max_connections(1)
-            // There is no network between; what can be wrong with it is looked at when it comes back.
-            .test_before_acquire(false)
-            // SQLite rolls back by itself when the disk is full or fails. The driver does not notice, and would refuse
-            // every later BEGIN on that connection: it is replaced. (Test: a_transaction_that_sqlite_rolled_back_…)
-            .after_release(|connection, _| {
-                Box::pin(async move {
-                    // Answered after a pending rollback has been carried out.
-                    connection.ping().await?;
-                    Ok(!connection.is_in_transaction())
-                })
-            })
-            .connect_with(options.clone())
+        let writer = first_connection(&config, &options)
             .await
-            .map_err(open)?;
+            .map_err(|error| classify("open", error))?;
         let reader = SqlitePoolOptions::new()
             .max_connections(config.readers)
             .min_connections(0)
             .test_before_acquire(false)
             .connect_with(options.pragma("query_only", "ON"))
             .await
-            .map_err(open)?;
+            .map_err(|error| classify("open", error))?;
         Ok(Self {
             writer,
             reader,
@@ -113,4 +105,44 @@ impl Sqlite {
         self.reader.close().await;
         self.writer.close().await;
     }
+}
+
+/// The pool of the writing connection, with that connection open and the file in WAL mode.
+///
+/// SQLite does not call its busy handler while a file changes to WAL mode: of several processes that open a new file,
+/// all but one are told at once that it is locked. They ask again here. (Test: several_processes_may_migrate_…)
+async fn first_connection(
+    config: &Config,
+    options: &SqliteConnectOptions,
+) -> Result<SqlitePool, sqlx::Error> {
+    let waited = tokio::time::sleep(config.busy_timeout);
+    tokio::pin!(waited);
+    loop {
+        match writing(options.clone()).await {
+            Err(error) if is_busy(&error) && !waited.is_elapsed() => tokio::select! {
+                biased;
+                () = &mut waited => {}
+                () = tokio::time::sleep(OPEN_AGAIN) => {}
+            },
+            done => return done,
+        }
+    }
+}
+
+async fn writing(options: SqliteConnectOptions) -> Result<SqlitePool, sqlx::Error> {
+    SqlitePoolOptions::new()
+        .max_connections(1)
+        // There is no network between; what can be wrong with it is looked at when it comes back.
+        .test_before_acquire(false)
+        // SQLite rolls back by itself when the disk is full or fails. The driver does not notice, and would refuse
+        // every later BEGIN on that connection: it is replaced. (Test: a_transaction_that_sqlite_rolled_back_…)
+        .after_release(|connection, _| {
+            Box::pin(async move {
+                // Answered after a pending rollback has been carried out.
+                connection.ping().await?;
+                Ok(!connection.is_in_transaction())
+            })
+        })
+        .connect_with(options)
+        .await
 }

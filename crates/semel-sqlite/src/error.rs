@@ -67,6 +67,11 @@ pub fn commit_failed(operation: &'static str, error: sqlx::Error) -> StoreError 
     }
 }
 
+/// Another connection holds the file (SQLITE_BUSY).
+pub(crate) fn is_busy(error: &sqlx::Error) -> bool {
+    code(error) == Some(5)
+}
+
 /// SQLite's primary result code: the low byte of the extended one.
 fn code(error: &sqlx::Error) -> Option<i32> {
     let code = error.as_database_error()?.code()?.parse::<i32>().ok()?;

@@ -2,6 +2,7 @@
 
 use semel_core::{ErrorKind, KeyStoreExt};
 use semel_sqlite::{Config, SCHEMA_VERSION, Sqlite};
+use sqlx::Connection as _;
 use tempfile::TempDir;
 
 use crate::keys::request;
@@ -36,18 +37,47 @@ async fn migrating_twice_is_migrating_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_processes_may_migrate_at_the_same_time() {
-    let dir = tempfile::tempdir().unwrap();
-    let tasks: Vec<_> = (0..4)
-        .map(|_| {
-            let config = Config::new(dir.path().join("test.db"));
-            tokio::spawn(async move { Sqlite::open(config).await.unwrap().migrate().await.unwrap() })
-        })
-        .collect();
-    let mut ran = 0;
-    for task in tasks {
-        ran += task.await.unwrap();
+    for _ in 0..10 {
+        let dir = tempfile::tempdir().unwrap();
+        let tasks: Vec<_> = (0..8)
+            .map(|_| {
+                let config = Config::new(dir.path().join("test.db"));
+                tokio::spawn(async move { Sqlite::open(config).await.unwrap().migrate().await.unwrap() })
+            })
+            .collect();
+        let mut ran = 0;
+        for task in tasks {
+            ran += task.await.unwrap();
+        }
+        assert_eq!(i64::try_from(ran).unwrap(), SCHEMA_VERSION);
     }
-    assert_eq!(i64::try_from(ran).unwrap(), SCHEMA_VERSION);
+}
+
+#[tokio::test]
+async fn a_file_that_another_process_holds_is_waited_for_as_long_as_the_setting_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = Config::new(dir.path().join("test.db"));
+    // Not in WAL mode yet, and held: the change of mode is refused at once, however long the busy time-out.
+    let held = sqlx::sqlite::SqliteConnectOptions::new()
+        .filename(&config.path)
+        .create_if_missing(true);
+    let mut other = sqlx::SqliteConnection::connect_with(&held).await.unwrap();
+    sqlx::raw_sql("CREATE TABLE t (a); BEGIN; SELECT * FROM t")
+        .execute(&mut other)
+        .await
+        .unwrap();
+
+    config.busy_timeout = std::time::Duration::from_millis(30);
+    let error = Sqlite::open(config.clone()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotApplied);
+    assert!(error.to_string().contains("raise busy_timeout"), "{error}");
+
+    config.busy_timeout = std::time::Duration::from_secs(60);
+    let opening = tokio::spawn(Sqlite::open(config));
+    tokio::task::yield_now().await;
+    assert!(!opening.is_finished());
+    sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
+    opening.await.unwrap().unwrap();
 }
 
 #[tokio::test]
