@@ -1,36 +1,62 @@
-//! A process that dies at each named point, over SQLite: what its successor finds.
+//! A process that dies at each named point, over each store that outlives it: what its successor finds.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use semel_core::{Clock, KeyStore, SystemClock};
+use semel_core::KeyStore;
 use semel_http::IdempotencyLayer;
-use semel_testkit::clock::ManualClock;
 use semel_testkit::crash::{self, Run};
+use semel_testkit::servers;
 
 use super::support::*;
 
-async fn layer(folder: &Path, clock: Arc<dyn Clock>) -> IdempotencyLayer {
-    let mut config = semel_sqlite::Config::new(folder.join("keys.db"));
-    config.clock = clock;
-    let db = semel_sqlite::Sqlite::open(config).await.unwrap();
-    db.migrate().await.unwrap();
-    let store: Arc<dyn KeyStore> = Arc::new(db);
+/// The store of a URL, by its scheme.
+async fn store(url: &str) -> Arc<dyn KeyStore> {
+    match url.split_once(':').unwrap() {
+        ("sqlite", path) => {
+            let db = semel_sqlite::Sqlite::open(semel_sqlite::Config::new(path))
+                .await
+                .unwrap();
+            db.migrate().await.unwrap();
+            Arc::new(db)
+        }
+        ("redis", _) => Arc::new(
+            semel_redis::Redis::connect(semel_redis::Config::new(url))
+                .await
+                .unwrap(),
+        ),
+        ("mysql" | "mariadb", _) => {
+            let db = semel_mysql::Mysql::connect(semel_mysql::Config::new(url))
+                .await
+                .unwrap();
+            db.migrate().await.unwrap();
+            Arc::new(db)
+        }
+        _ => {
+            let db = semel_postgres::Postgres::connect(semel_postgres::Config::new(url))
+                .await
+                .unwrap();
+            db.migrate().await.unwrap();
+            Arc::new(db)
+        }
+    }
+}
+
+/// An app over the store that the folder names, whose effect is a line in a file there.
+async fn charging(folder: &Path) -> axum::Router {
+    let url = std::fs::read_to_string(folder.join("store")).unwrap();
     let config = semel_http::Config {
+        lease_ms: 1_000,
         wait_ms_max: 0,
         ..semel_http::Config::default()
     };
-    IdempotencyLayer::builder(store)
+    let layer = IdempotencyLayer::builder(store(&url).await)
         .config(config)
         .anonymous_scope("tests")
         .build()
-        .unwrap()
-}
-
-/// An app whose effect is a line in a file.
-fn charging(layer: &IdempotencyLayer, folder: &Path) -> axum::Router {
+        .unwrap();
     let ledger = folder.join("ledger");
-    app(layer, &Runs::default(), move |_| {
+    app(&layer, &Runs::default(), move |_| {
         let before = std::fs::read_to_string(&ledger).unwrap_or_default();
         std::fs::write(&ledger, format!("{before}charged\n")).unwrap();
         async { answer(201, "charged") }
@@ -51,24 +77,44 @@ const CASES: [(&str, usize, &str, &str); 3] = [
     ("http.completed", 1, "succeeded", "succeeded"),
 ];
 
-#[tokio::test]
-async fn a_crash_at_any_point_never_charges_twice_and_says_what_is_known() {
+/// Called by the test `name`; each case has a store of its own.
+async fn a_crash_at_any_point_never_charges_twice_and_says_what_is_known(
+    name: &str,
+    fresh: impl Fn(&Path) -> String,
+) {
     if let Some(folder) = crash::role("owner") {
-        let folder = Path::new(&folder);
-        let app = charging(&layer(folder, Arc::new(SystemClock)).await, folder);
-        send(&app, post("a")).await;
+        send(&charging(Path::new(&folder)).await, post("a")).await;
         return;
     }
     for (point, made, during, after) in CASES {
         let dir = tempfile::tempdir().unwrap();
-        let name = "crash::a_crash_at_any_point_never_charges_twice_and_says_what_is_known";
+        std::fs::write(dir.path().join("store"), fresh(dir.path())).unwrap();
         let end = Run::test(name, "owner", dir.path()).at(point).run();
         assert!(end.crashed(), "{point}: {end:?}");
-        let clock = Arc::new(ManualClock::at(SystemClock.now()));
-        let app = charging(&layer(dir.path(), clock.clone()).await, dir.path());
-        assert_eq!(send(&app, post("a")).await.outcome(), during, "{point}");
-        clock.advance_ms(31_000);
-        assert_eq!(send(&app, post("a")).await.outcome(), after, "{point}");
+        let app = charging(dir.path()).await;
+        until("the lease of the dead one has ended", async || {
+            let retry = send(&app, post("a")).await;
+            assert!([during, after].contains(&retry.outcome()), "{point}: {retry:?}");
+            retry.outcome() == after
+        })
+        .await;
         assert_eq!(charges(dir.path()), made, "{point}");
     }
 }
+
+macro_rules! on_each_durable_store {
+    ($name:ident, $($store:ident: $fresh:expr),+ $(,)?) => {
+        $(#[tokio::test]
+        async fn $store() {
+            $name(concat!("crash::", stringify!($store)), $fresh).await;
+        })+
+    };
+}
+
+on_each_durable_store![
+    a_crash_at_any_point_never_charges_twice_and_says_what_is_known,
+    on_sqlite: |folder| format!("sqlite:{}", folder.join("keys.db").display()),
+    on_postgres: |_| servers::postgres().fresh_database(),
+    on_mariadb: |_| servers::mariadb().fresh_database(),
+    on_redis: |_| servers::redis().fresh_database(),
+];

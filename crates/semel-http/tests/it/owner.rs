@@ -179,7 +179,7 @@ async fn a_stream_goes_on_for_longer_than_its_lease_where_a_run_may_be_repeated(
     let (runs, gate) = (Runs::default(), Gate::default());
     let layer = world.layer_with(|config| {
         config.owner_lost = OwnerLost::Rerun;
-        config.lease_ms = 900;
+        config.lease_ms = 3_000;
         config.response_bytes_max = 10;
     });
     let waits = gate.clone();

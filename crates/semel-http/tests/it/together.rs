@@ -193,10 +193,9 @@ async fn a_duplicate_is_told_to_come_back_when_runs_usually_end(world: World) {
     let first = send_soon(&app, post("a"));
     gate.arrived().await;
     let second = send(&app, post("a")).await;
-    assert_eq!(
-        (second.outcome(), second.header("retry-after")),
-        ("running", Some("2"))
-    );
+    // One of 1.1 s, or of more on a busy machine.
+    let seconds: u32 = second.header("retry-after").unwrap().parse().unwrap();
+    assert!(second.outcome() == "running" && seconds >= 2, "{second:?}");
     gate.open();
     first.await.unwrap();
 }

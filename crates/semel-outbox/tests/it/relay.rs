@@ -299,8 +299,8 @@ async fn a_send_that_hangs_ends_at_its_deadline_and_the_lease_is_kept() {
     let receiver = Receiver::new(ONE_PER_KEY);
     receiver.rule(|_, before| if before < 2 { Verdict::Hang } else { Verdict::Take });
     let mut config = config();
-    config.lease = std::time::Duration::from_millis(1_000);
-    config.policy.send_timeout_ms = 600;
+    config.lease = std::time::Duration::from_secs(5);
+    config.policy.send_timeout_ms = 3_000;
     write(&db, &[event("k", "1")]).await;
     let relay = start(db.clone(), Arc::new(To(receiver.clone())), config);
     until("it has arrived", async || receiver.texts() == ["1"]).await;

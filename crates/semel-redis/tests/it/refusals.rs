@@ -192,7 +192,7 @@ async fn a_write_that_too_few_replicas_confirm_is_unknown() {
     let stored = loop {
         match store.complete(&done).await {
             Ok(reply) => break reply,
-            Err(error) => assert_eq!(error.code(), "SEM0237"),
+            Err(error) => assert_eq!(error.retry(), Retry::OutcomeUnknown, "{error}"),
         }
     };
     assert!(is_ok(stored));

@@ -110,11 +110,18 @@ async fn a_server_that_stands_still_makes_outcomes_unknown_and_nothing_is_claime
     let error = store.claim(&claim).await.unwrap_err();
     server.resume();
     assert_eq!(error.retry(), Retry::OutcomeUnknown, "{error}");
-    let ClaimReply::Granted { attempt, .. } = store.claim(&claim).await.unwrap() else {
+    // On a busy machine it may be too late for these as well.
+    let answered = async |claim: &Claim| loop {
+        match store.claim(claim).await {
+            Ok(reply) => break reply,
+            Err(error) => assert_eq!(error.retry(), Retry::OutcomeUnknown, "{error}"),
+        }
+    };
+    let ClaimReply::Granted { attempt, .. } = answered(&claim).await else {
         panic!("not granted")
     };
     assert_eq!(attempt, 1);
-    let reply = store.claim(&duplicate(&claim)).await.unwrap();
+    let reply = answered(&duplicate(&claim)).await;
     assert!(matches!(reply, ClaimReply::Busy { .. }));
 }
 

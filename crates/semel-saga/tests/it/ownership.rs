@@ -88,11 +88,11 @@ async fn a_slow_participant_is_called_once_however_often_sagas_are_looked_for() 
     let place = Place::new().await;
     let busy = CoordinatorConfig {
         poll: Duration::from_millis(1),
-        lease: Duration::from_millis(300),
+        lease: Duration::from_secs(2),
         ..config()
     };
     let coordinator = place.coordinator_with(busy);
-    place.shop.will("charge", &[Reply::Late(1_500)]);
+    place.shop.will("charge", &[Reply::Late(5_000)]);
     let end = coordinator.run(&place.shop.chain(&["charge"]), "order-1").await;
     assert_eq!((end.status, place.shop.calls("charge")), (Status::Completed, 1));
 }

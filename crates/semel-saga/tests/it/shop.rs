@@ -292,7 +292,7 @@ pub(crate) async fn postgres(database: &str) -> Postgres {
 /// Short times, so that take-overs are quick.
 pub(crate) fn config() -> CoordinatorConfig {
     CoordinatorConfig {
-        lease: Duration::from_millis(600),
+        lease: Duration::from_secs(2),
         poll: Duration::from_millis(20),
         hold: Duration::from_millis(200),
         ..CoordinatorConfig::default()

@@ -73,7 +73,7 @@ async fn a_client_that_does_not_read_its_answer_is_closed() {
 
 #[tokio::test]
 async fn a_request_that_takes_long_is_not_an_idle_connection() {
-    let bed = Bed::start("head_timeout_ms = 200\nbody_idle_ms = 200\nclient_idle_ms = 200").await;
+    let bed = Bed::start("head_timeout_ms = 5000\nbody_idle_ms = 200\nclient_idle_ms = 200").await;
     let mut raw = bed.connect();
     let seen = std::sync::Arc::clone(&bed.upstream.seen);
     blocking(move || {
@@ -89,7 +89,7 @@ async fn a_request_that_takes_long_is_not_an_idle_connection() {
 /// Server-sent events and large downloads: what flows is not idle, however long it takes.
 #[tokio::test]
 async fn an_answer_that_takes_long_is_not_an_idle_connection() {
-    let bed = Bed::start("head_timeout_ms = 200\nbody_idle_ms = 200\nclient_idle_ms = 200").await;
+    let bed = Bed::start("head_timeout_ms = 5000\nbody_idle_ms = 200\nclient_idle_ms = 200").await;
     let mut raw = bed.connect();
     let seen = std::sync::Arc::clone(&bed.upstream.seen);
     blocking(move || {

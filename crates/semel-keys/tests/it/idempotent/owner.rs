@@ -82,13 +82,13 @@ async fn under_rerun_a_run_is_cancelled_when_its_lease_can_have_ended() {
         let (world, key) = (
             World::with(|config| {
                 config.owner_lost = OnOwnerLost::Rerun;
-                config.lease_ms = 60;
+                config.lease_ms = 2_000;
             }),
             key(),
         );
         world.store.fail("extend", fault, u32::MAX);
         let (task, end) = begun(&world, &key).await;
-        let ran = tokio::time::timeout(Duration::from_secs(4), task)
+        let ran = tokio::time::timeout(Duration::from_secs(60), task)
             .await
             .unwrap()
             .unwrap();

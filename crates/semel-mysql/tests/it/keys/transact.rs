@@ -139,7 +139,7 @@ async fn lost_commit_reply_is_looked_up_after_a_restart_of_the_server() {
     let url = server.fresh_database();
     let proxy = Proxy::to_port(server.port()).await.unwrap();
     let mut config = Config::new(at_port(&url, proxy.port()));
-    config.acquire_timeout = Duration::from_millis(500);
+    config.acquire_timeout = Duration::from_secs(3);
     let db = Mysql::connect(config).await.unwrap();
     db.migrate().await.unwrap();
     shop(&db).await;

@@ -211,7 +211,7 @@ async fn unknown_after(crash: impl FnOnce(&mut PostgresServer, i32)) {
         let proxy = Proxy::to_port(server.port()).await.unwrap();
         let url = lent_url.replace(&format!(":{}/", server.port()), &format!(":{}/", proxy.port()));
         let mut config = Config::new(url);
-        config.acquire_timeout = std::time::Duration::from_millis(200);
+        config.acquire_timeout = std::time::Duration::from_secs(3);
         (proxy, Postgres::connect(config).await.unwrap())
     };
     db.migrate().await.unwrap();

@@ -108,7 +108,7 @@ async fn a_run_that_ended_during_a_wait_for_another_key_is_not_unknown() {
     let (_lent, db) = Lent::take().await;
     let held = request();
     let running = Claim {
-        lease_ms: 800,
+        lease_ms: 3_000,
         ..request()
     };
     let mut tx = db.begin().await.unwrap();
@@ -128,7 +128,7 @@ async fn a_run_that_ended_during_a_wait_for_another_key_is_not_unknown() {
         keep: KEEP,
     };
     db.complete(&done).await.unwrap();
-    sqlx::raw_sql("SELECT pg_sleep(1)")
+    sqlx::raw_sql("SELECT pg_sleep(3)")
         .execute(&mut *tx)
         .await
         .unwrap();
