@@ -175,10 +175,7 @@ fn attribute(headers: &HeaderMap, name: &'static str) -> Result<Option<String>, 
     let mut rest = text.as_bytes();
     while let Some((&first, tail)) = rest.split_first() {
         let escaped = (first == b'%').then(|| tail.get(..2)).flatten();
-        let value = escaped
-            .and_then(|hex| std::str::from_utf8(hex).ok())
-            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        match value {
+        match escaped.and_then(octet) {
             Some(value) => {
                 bytes.push(value);
                 rest = &tail[2..];
@@ -194,6 +191,14 @@ fn attribute(headers: &HeaderMap, name: &'static str) -> Result<Option<String>, 
         Ok(text) => Ok(Some(text)),
         Err(_) => Err(bad(name, "its percent-encoded bytes are not UTF-8")),
     }
+}
+
+/// Two hexadecimal digits; a sign before one is none.
+fn octet(digits: &[u8]) -> Option<u8> {
+    if !digits.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
 }
 
 /// A structured-field string, or a bare key.
@@ -271,6 +276,15 @@ mod tests {
         let it = delivery(&[("webhook-id", "w"), ("ce-subject", "caf%C3%A9 100%")]).unwrap();
         assert_eq!(it.subject.as_deref(), Some("caf\u{e9} 100%"));
         assert!(delivery(&[("webhook-id", "w"), ("ce-subject", "%FF")]).is_err());
+    }
+
+    /// `+1` is a number to Rust's parser: read as one, `a%+1` and `a%01` would be one delivery.
+    #[test]
+    fn a_percent_before_a_sign_stands_for_itself() {
+        let it = delivery(&[("ce-id", "a%+1"), ("ce-source", "/s")]).unwrap();
+        assert_eq!(it.event_id.as_deref(), Some("a%+1"));
+        let other = delivery(&[("ce-id", "a%01"), ("ce-source", "/s")]).unwrap();
+        assert_ne!(it.id, other.id);
     }
 
     #[test]

@@ -74,9 +74,10 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
             ErrorKind::Invalid,
             "the server's binlog_format is STATEMENT, which READ COMMITTED cannot be written to; set it to ROW or MIXED",
         ),
-        Some(DUPLICATE | BAD_NULL | 1216 | 1217 | 1364 | 1406 | 1451 | 1452 | 1586 | 3819 | 4025) => {
-            (ErrorKind::Constraint, "a constraint refused the row")
-        }
+        Some(number) if refuses_data(number) => (
+            ErrorKind::Constraint,
+            "a constraint, a type or a trigger refused the data",
+        ),
         Some(_) => (ErrorKind::Invalid, "the server refused the statement"),
         None => match &error {
             sqlx::Error::Io(io) if io.kind() == std::io::ErrorKind::ConnectionRefused => (
@@ -87,6 +88,7 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
                 ErrorKind::Unavailable,
                 "no connection within acquire_timeout; is the server up, is the pool too small?",
             ),
+            sqlx::Error::Encode(_) => (ErrorKind::Constraint, "a value could not be sent"),
             _ => (
                 ErrorKind::NotApplied,
                 "the connection broke; nothing was committed",
@@ -94,6 +96,22 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
         },
     };
     StoreError::new(kind, operation, message).with_source(error)
+}
+
+/// Whether this number blames the data, so that the same data would fail again.
+const fn refuses_data(number: u16) -> bool {
+    matches!(
+        number,
+        // Constraints.
+        DUPLICATE | BAD_NULL | 1216 | 1217 | 1364 | 1451 | 1452 | 1586 | 3819 | 4025
+        // Too wide for its row, more rows than one, bytes that are no text, out of its type's range, too long, no such
+        // date, number or member, division by zero.
+        | 1118 | 1242 | 1264 | 1265 | 1292 | 1300 | 1365 | 1366 | 1367 | 1406 | 1411 | 1525 | 1690
+        // `SIGNAL` of a trigger.
+        | 1644
+        // No JSON, or too deep, or in another character set.
+        | 3140 | 3141 | 3144 | 3156 | 3157
+    )
 }
 
 /// Whether the server's answer leaves open if a statement or commit that ended with it is durable: it was killed or

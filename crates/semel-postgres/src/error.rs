@@ -56,7 +56,10 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
             ErrorKind::Invalid,
             "a pooler stands before the server: add ?pooler=transaction to the URL, or let it run in session mode",
         ),
-        Some(code) if code.starts_with("23") => (ErrorKind::Constraint, "a constraint refused the row"),
+        Some(code) if refuses_data(code) => (
+            ErrorKind::Constraint,
+            "a constraint, a type or a trigger refused the data",
+        ),
         Some(code) if code.starts_with("08") => (
             ErrorKind::NotApplied,
             "the connection broke; nothing was committed",
@@ -71,6 +74,7 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
                 ErrorKind::Unavailable,
                 "no connection within acquire_timeout; is the server up, is the pool too small?",
             ),
+            sqlx::Error::Encode(_) => (ErrorKind::Constraint, "a value could not be sent"),
             _ => (
                 ErrorKind::NotApplied,
                 "the connection broke; nothing was committed",
@@ -78,6 +82,13 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
         },
     };
     StoreError::new(kind, operation, message).with_source(error)
+}
+
+/// Whether this state blames the data, so that the same data would fail again: it gave more rows than one (21), broke a
+/// type's rule (22) or a constraint (23), was too wide for an index or too deep for the stack (54), or a function of the
+/// user's refused it with `RAISE EXCEPTION`.
+fn refuses_data(state: &str) -> bool {
+    matches!(state.get(..2), Some("21" | "22" | "23")) || matches!(state, "54000" | "54001" | "P0001")
 }
 
 /// A refusal by one of the functions in the database, in its words.
@@ -113,7 +124,7 @@ pub fn autocommit_failed(operation: &'static str, error: sqlx::Error) -> StoreEr
     .with_source(error)
 }
 
-/// The kind of a failed commit: only classes 23 and 40 (without 40003) prove a rollback; all else is unknown.
+/// The kind of a failed commit: only class 40 (without 40003) and what refuses data prove a rollback; all else is unknown.
 #[must_use]
 pub fn commit_failed(operation: &'static str, error: sqlx::Error) -> StoreError {
     let state = error
@@ -122,7 +133,7 @@ pub fn commit_failed(operation: &'static str, error: sqlx::Error) -> StoreError 
         .map(|code| code.into_owned());
     match state.as_deref() {
         Some("40003") | None => {}
-        Some(code) if code.starts_with("23") || code.starts_with("40") => return classify(operation, error),
+        Some(code) if refuses_data(code) || code.starts_with("40") => return classify(operation, error),
         Some(_) => {}
     }
     StoreError::new(

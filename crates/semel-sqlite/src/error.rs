@@ -36,8 +36,9 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
             ErrorKind::Corrupt,
             "the file is damaged or no SQLite database; restore it from a backup",
         ),
-        // SQLITE_CONSTRAINT
-        Some(19) => (ErrorKind::Constraint, "a constraint refused the row"),
+        // SQLITE_CONSTRAINT, SQLITE_MISMATCH; what a function says of a value is a plain SQLITE_ERROR
+        Some(19 | 20) => (ErrorKind::Constraint, "a constraint or a type refused the data"),
+        Some(1) if refuses_data(&error) => (ErrorKind::Constraint, "a function refused the data"),
         // SQLITE_TOOBIG
         Some(18) => (ErrorKind::LimitExceeded, "a value is larger than SQLite allows"),
         // SQLITE_ERROR: in practice a missing table
@@ -45,12 +46,32 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
             ErrorKind::Schema,
             "the statement was refused; run `semel migrate` or Sqlite::migrate first",
         ),
+        None if matches!(error, sqlx::Error::Encode(_)) => {
+            (ErrorKind::Constraint, "a value could not be sent")
+        }
         _ => (
             ErrorKind::NotApplied,
             "SQLite gave no answer; nothing was committed",
         ),
     };
     StoreError::new(kind, operation, message).with_source(error)
+}
+
+/// Whether a function's refusal blames the value that it was given, so that the same value would fail again. SQLite has
+/// no code for it: its words, as its source has them, tell it from a statement that is wrong.
+fn refuses_data(error: &sqlx::Error) -> bool {
+    const OF_DATA: [&str; 8] = [
+        "malformed JSON",
+        "JSON path error",
+        "bad JSON path",
+        "JSON cannot hold BLOB",
+        "integer overflow",
+        "LIKE or GLOB pattern too complex",
+        "fts5: syntax error",
+        "ESCAPE expression must be",
+    ];
+    let words = error.as_database_error().map(|error| error.message());
+    words.is_some_and(|words| OF_DATA.iter().any(|start| words.starts_with(start)))
 }
 
 /// The kind of a failed commit: certain refusals only where SQLite says so, everything else is unknown.

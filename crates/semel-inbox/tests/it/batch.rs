@@ -1,5 +1,7 @@
 //! Batches of a log over SQLite and PostgreSQL.
 
+mod unfit;
+
 use std::sync::Mutex;
 use std::time::Duration;
 
