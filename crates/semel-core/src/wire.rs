@@ -11,7 +11,8 @@ pub const IDEMPOTENT_REPLAYED: &str = "idempotent-replayed";
 /// Service to client, receiver to relay, participant to coordinator: what is known of the operation: `succeeded`,
 /// `refused`, `running`, `unknown` or `mismatch` (see [`outcome`](crate::outcome)).
 pub const OUTCOME: &str = "semel-outcome";
-/// Service to client: the strength in force: `atomic`, `keyed` or `guarded`.
+/// Service to client: the strength in force: `atomic`, `keyed` or `guarded`, with `;failover=forgets` where a fail-over of
+/// the store may forget keys; `none` when the request ran without a key. [`Memory::of`] reads it.
 pub const GUARANTEE: &str = "semel-guarantee";
 /// Service to client: until when a retry gets the same answer. RFC 3339, UTC.
 pub const RETAINED_UNTIL: &str = "semel-retained-until";
@@ -51,3 +52,54 @@ pub const ACTION_KEY: &str = "semel-action-key";
 pub const ACTION: &str = "semel-action";
 /// Participant to coordinator: why the barrier refused, a [`BarrierCode`](crate::saga::barrier::BarrierCode).
 pub const CODE: &str = "semel-code";
+
+/// What a value of [`GUARANTEE`] says of the receiver's memory for keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// It remembers none: `none`, or a word that is not Semel's.
+    None,
+    /// It remembers keys until a fail-over.
+    UntilFailover,
+    /// It remembers keys.
+    Keys,
+}
+
+impl Memory {
+    /// Reads a header's value.
+    #[must_use]
+    pub fn of(value: &[u8]) -> Self {
+        let mut parts = value.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+        match parts.next() {
+            Some(b"atomic" | b"keyed" | b"guarded") if parts.any(|part| part == b"failover=forgets") => {
+                Self::UntilFailover
+            }
+            Some(b"atomic" | b"keyed" | b"guarded") => Self::Keys,
+            _ => Self::None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_words_of_a_guarantee_promise_memory() {
+        for word in ["atomic", "keyed", "guarded", " guarded ", "keyed; colour=red"] {
+            assert_eq!(Memory::of(word.as_bytes()), Memory::Keys, "{word}");
+        }
+        for word in ["guarded;failover=forgets", "atomic; failover=forgets"] {
+            assert_eq!(Memory::of(word.as_bytes()), Memory::UntilFailover, "{word}");
+        }
+        for word in [
+            "",
+            "none",
+            "none;failover=forgets",
+            "Guarded",
+            "guarded, none",
+            "best-effort",
+        ] {
+            assert_eq!(Memory::of(word.as_bytes()), Memory::None, "{word}");
+        }
+    }
+}

@@ -12,7 +12,7 @@ use crate::course::{At, Course, Next, Rules};
 use crate::error::{BoxError, Error};
 use crate::key::{self, RequestKey};
 use crate::outcome::{CanDo, Outcome, Refusal, Report, Unknown};
-use crate::routes::{self, Route, Routes};
+use crate::routes::{Route, Routes};
 use crate::sent;
 use crate::verdict::{Seen, Why, judge};
 
@@ -59,30 +59,48 @@ impl Default for Shared {
     }
 }
 
+/// The key of a call.
+pub(crate) struct Named {
+    key: RequestKey,
+    /// It was made for this call, so that nobody else can have sent it. One that was brought along may have been sent by
+    /// whoever brought it.
+    made_here: bool,
+}
+
 /// Finds or makes the key, and puts it into the headers. A safe method needs none.
 pub(crate) fn put_key(
     config: &Config,
     method: &Method,
     headers: &mut HeaderMap,
     given: Option<RequestKey>,
-) -> Result<Option<RequestKey>, Error> {
+) -> Result<Option<Named>, Error> {
+    let brought = |key| Named {
+        key,
+        made_here: false,
+    };
     if method.is_safe() {
         return Ok(None);
     }
     if let Some(present) = key::present(headers, &config.header)? {
         return match given {
             // The same operation; only the extension knows when it was first sent.
-            Some(given) if given.as_str() == present.as_str() => Ok(Some(given)),
+            Some(given) if given.as_str() == present.as_str() => Ok(Some(brought(given))),
             Some(_) => Err(Error::key(format!(
                 "its header {} and the RequestKey in its extensions name different operations",
                 config.header
             ))),
-            None => Ok(Some(present)),
+            None => Ok(Some(brought(present))),
         };
     }
-    let key = given.unwrap_or_else(RequestKey::random);
-    headers.insert(config.header.clone(), key.value(config.form)?);
-    Ok(Some(key))
+    let named = given.map_or_else(
+        || Named {
+            key: RequestKey::random(),
+            made_here: true,
+        },
+        brought,
+    );
+    headers.insert(config.header.clone(), named.key.value(config.form)?);
+    Ok(Some(named))
 }
 
 /// One call under way.
@@ -90,6 +108,8 @@ pub(crate) struct Call {
     shared: Arc<Shared>,
     route: Route,
     key: Option<RequestKey>,
+    /// Nobody else can have sent this request.
+    fresh: bool,
     rules: Rules,
     course: Course,
     begun: Duration,
@@ -103,8 +123,10 @@ pub(crate) enum Then<R> {
 }
 
 impl Call {
-    pub(crate) fn new(shared: Arc<Shared>, route: Route, key: Option<RequestKey>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, route: Route, named: Option<Named>) -> Self {
         let config = &shared.config;
+        let fresh = named.as_ref().is_none_or(|named| named.made_here);
+        let key = named.map(|named| named.key);
         // A safe method may be repeated at any time.
         let keyed_ms = match &key {
             Some(_) => config.repeat.window_ms().saturating_sub(config.margin_ms),
@@ -123,6 +145,7 @@ impl Call {
             shared,
             route,
             key,
+            fresh,
             rules,
             course,
             begun,
@@ -146,22 +169,18 @@ impl Call {
     /// What follows an attempt.
     pub(crate) fn after<R: Answer>(&mut self, attempt: Attempt<R>) -> Then<R> {
         let config = &self.shared.config;
-        let fresh = self.key.as_ref().is_none_or(RequestKey::is_fresh);
         let now = self.shared.clock.now();
         let seen = match &attempt {
             Attempt::Answer(answer) => {
                 let (status, headers) = answer.head();
-                if routes::shows(headers) {
-                    self.shared.routes.add(&self.route);
-                }
+                self.shared.routes.learn(&self.route, headers);
                 Seen::Answer(status, headers)
             }
             Attempt::Failed(error) if sent::never(&**error) => Seen::NotSent,
             Attempt::Failed(_) => Seen::Broken,
             Attempt::TimedOut => Seen::TimedOut,
         };
-        // From the second attempt on another one with this key exists.
-        let fresh = fresh && self.course.attempts() == 0;
+        let fresh = self.fresh && self.course.is_certain();
         let verdict = judge(seen, fresh, config.trust_unavailable, now);
         let at = self.at();
         let next = self.course.after(verdict, &self.rules, at);

@@ -44,7 +44,7 @@ pub enum Next {
 pub struct Course {
     attempts: u32,
     doubt: Option<Why>,
-    /// The receiver said that it holds the key.
+    /// The receiver said by Semel's word that it holds the key.
     holds: bool,
 }
 
@@ -63,6 +63,12 @@ impl Course {
     #[must_use]
     pub const fn attempts(&self) -> u32 {
         self.attempts
+    }
+
+    /// Whether it is certain that no attempt so far is at work or was carried out.
+    #[must_use]
+    pub const fn is_certain(&self) -> bool {
+        self.doubt.is_none()
     }
 
     /// Whether the first attempt may be made; for the repeat of an earlier call it may not be keyed.
@@ -93,11 +99,17 @@ impl Course {
                 self.doubt = Some(Why::StillRunning);
                 self.again(after, rules, at)
             }
-            Verdict::Perhaps { why, again: true } => {
+            Verdict::Perhaps {
+                why,
+                again: true,
+                after,
+            } => {
                 self.doubt = Some(why);
-                self.again(None, rules, at)
+                self.again(after, rules, at)
             }
-            Verdict::Perhaps { why, again: false } => Next::Unknown(why),
+            Verdict::Perhaps {
+                why, again: false, ..
+            } => Next::Unknown(why),
         }
     }
 
@@ -151,6 +163,7 @@ mod tests {
     const BROKEN: Verdict = Verdict::Perhaps {
         why: Why::Broken,
         again: true,
+        after: None,
     };
     const NO: Verdict = Verdict::Refused { settled: false };
 
@@ -196,6 +209,7 @@ mod tests {
                 Verdict::Perhaps {
                     why: bad,
                     again: false,
+                    after: None,
                 },
                 Next::Unknown(bad),
                 Next::Unknown(bad),

@@ -19,8 +19,6 @@ pub struct RequestKey {
     text: Box<str>,
     /// When it is for a repeat: when the key was first sent, by any process.
     first_sent: Option<Timestamp>,
-    /// Nobody else can have sent it.
-    fresh: bool,
 }
 
 impl RequestKey {
@@ -44,7 +42,6 @@ impl RequestKey {
         Ok(Self {
             text: text.into(),
             first_sent: None,
-            fresh: false,
         })
     }
 
@@ -54,7 +51,6 @@ impl RequestKey {
         Self {
             text: hex(&host::random_16()).into(),
             first_sent: None,
-            fresh: true,
         }
     }
 
@@ -75,7 +71,6 @@ impl RequestKey {
         Self {
             text: hex(&derive(&[key.scope().as_bytes(), key.id()])).into(),
             first_sent: None,
-            fresh: false,
         }
     }
 
@@ -91,10 +86,6 @@ impl RequestKey {
     #[must_use]
     pub const fn as_str(&self) -> &str {
         &self.text
-    }
-
-    pub(crate) const fn is_fresh(&self) -> bool {
-        self.fresh
     }
 
     pub(crate) const fn when_first_sent(&self) -> Option<Timestamp> {

@@ -31,21 +31,24 @@
 //! | --- | --- | --- |
 //! | `Semel-Outcome: succeeded`; without the word 2xx and 3xx but 307, 308 | succeeded: the operation ran to its end, its answer may be a 402 | no |
 //! | `refused` or `mismatch`; without the word 4xx, 501, 307, 308 | refused | no |
-//! | `refused` with 425, 429 or a 5xx; without the word 425, 429, 503 with `Retry-After` | refused for now | yes |
+//! | `refused` with 425, 429 or a 5xx; without the word 425, 429, 503 with `Retry-After`, 409 with `Retry-After` where nobody else can have sent the key | refused for now | yes |
 //! | no connection could be made | refused for now | yes |
-//! | `running`; without the word 409 with `Retry-After` | an earlier attempt is at work | yes: who says so holds the key |
+//! | `running` | an earlier attempt is at work | yes: who says so holds the key |
 //! | `unknown` | unknown | **never** |
-//! | 502, 503, 504, 408, other answers of proxies, a broken connection, no answer in time | unknown so far | only where it is *keyed* (below), else unknown |
+//! | 409 without the word for a key that somebody else may have sent; 502, 503, 504, 408, other answers of proxies, a broken connection, no answer in time | unknown so far | only where it is *keyed* (below), else unknown |
 //! | 500 and other 5xx | unknown | no |
 //!
 //! A refusal that follows an attempt whose end is not known says nothing of that attempt (a 401 or 429 is given before any
 //! key is looked up): such a call ends as unknown, unless the refusal comes from the key's own record (`Semel-Outcome:
-//! refused` with `Semel-Retained-Until` or `Idempotent-Replayed`) or is a mismatch.
+//! refused` with `Semel-Retained-Until` or `Idempotent-Replayed`). A mismatch does not count: that record is another
+//! request's.
+//!
+//! Only a key that this layer made itself is one that nobody else can have sent.
 //!
 //! # When a repeat is keyed
 //! [`Repeat`] says it: by the caller's word ([`Repeat::Keyed`]), or because this very route answered with `Semel-Guarantee`
 //! before ([`Repeat::IfShown`], the default; a service may wear the layer on one route only, so each method and path
-//! speaks for itself, and `failover=forgets` does not count). In both cases only within the receiver's declared memory:
+//! speaks for itself, and neither `failover=forgets` nor `none` counts: they take back what was shown). In both cases only within the receiver's declared memory:
 //! later than `window_ms` minus [`Config::margin_ms`] after the first send a repeat is not keyed any more (rule K14). For
 //! a key that outlives this process keep the time of its first send and say it: [`RequestKey::first_sent`].
 //!

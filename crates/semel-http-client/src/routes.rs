@@ -3,7 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
-use http::{HeaderMap, Method};
+use http::{HeaderMap, HeaderValue, Method};
 use semel_core::wire;
 
 /// Method and target without query: a service may wear the layer on one route only.
@@ -43,7 +43,24 @@ impl Routes {
         known.set.contains(route)
     }
 
-    pub(crate) fn add(&self, route: &Route) {
+    /// Learns from an answer's headers. One that says nothing changes nothing; a promise that is not (or no longer)
+    /// of use takes back what was shown before.
+    pub(crate) fn learn(&self, route: &Route, headers: &HeaderMap) {
+        match headers.get(wire::GUARANTEE) {
+            Some(value) if shows(value) => self.add(route),
+            Some(_) => self.remove(route),
+            None => {}
+        }
+    }
+
+    fn remove(&self, route: &Route) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.set.remove(route) {
+            known.oldest_first.retain(|it| it != route);
+        }
+    }
+
+    fn add(&self, route: &Route) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if !known.set.insert(route.clone()) {
             return;
@@ -57,13 +74,10 @@ impl Routes {
     }
 }
 
-/// Whether an answer shows that its route deduplicates, whatever happens. One that forgets after a fail-over needs the
+/// Whether a guarantee shows that its route deduplicates, whatever happens. One that forgets after a fail-over needs the
 /// caller's word (rule K9).
-pub(crate) fn shows(headers: &HeaderMap) -> bool {
-    headers
-        .get(wire::GUARANTEE)
-        .and_then(|value| value.to_str().ok())
-        .is_some_and(|value| !value.contains("failover=forgets"))
+fn shows(value: &HeaderValue) -> bool {
+    wire::Memory::of(value.as_bytes()) == wire::Memory::Keys
 }
 
 #[cfg(test)]
@@ -84,13 +98,19 @@ mod tests {
 
     #[test]
     fn a_guarantee_that_a_failover_forgets_is_none_without_the_callers_word() {
-        let says = |value: &'static str| {
-            let mut headers = HeaderMap::new();
-            headers.insert("semel-guarantee", http::HeaderValue::from_static(value));
-            shows(&headers)
+        let route = Route::new(&Method::POST, Some("http"), Some("a"), "/1");
+        let routes = Routes::new(2);
+        let says = |value: Option<&'static str>| {
+            let value = value.map(HeaderValue::from_static);
+            let headers = value
+                .into_iter()
+                .map(|it| (http::HeaderName::from_static("semel-guarantee"), it));
+            routes.learn(&route, &headers.collect());
+            routes.has(&route)
         };
-        assert!(says("guarded") && says("atomic"));
-        assert!(!says("guarded;failover=forgets"));
-        assert!(!shows(&HeaderMap::new()));
+        assert!(!says(None) && !says(Some("guarded;failover=forgets")));
+        assert!(says(Some("guarded")) && says(Some("atomic")));
+        assert!(says(None), "the answer of a proxy takes nothing back");
+        assert!(!says(Some("none")) && !says(None));
     }
 }

@@ -51,7 +51,7 @@ pub enum Verdict {
     },
     /// It is certain that this request did nothing; a later one may. With the milliseconds that the receiver asks for.
     Later(Option<u64>),
-    /// An earlier attempt is at work.
+    /// An earlier attempt is at work, says a receiver that speaks Semel's words: it holds the key.
     Running(Option<u64>),
     /// Unknown for good.
     Unknown,
@@ -61,10 +61,12 @@ pub enum Verdict {
         why: Why,
         /// Whether a repeat can bring more than the same again.
         again: bool,
+        /// Milliseconds that the receiver asks for.
+        after: Option<u64>,
     },
 }
 
-/// What an attempt means. `fresh`: no other attempt with this key can exist. `trust_unavailable`: see
+/// What an attempt means. `fresh`: no other attempt with this key can be at work. `trust_unavailable`: see
 /// [`Config`](crate::Config). `now` is for `Retry-After` with a date where the answer has no `Date`.
 #[must_use]
 pub fn judge(seen: Seen<'_>, fresh: bool, trust_unavailable: bool, now: Timestamp) -> Verdict {
@@ -75,19 +77,22 @@ pub fn judge(seen: Seen<'_>, fresh: bool, trust_unavailable: bool, now: Timestam
             return Verdict::Perhaps {
                 why: Why::Broken,
                 again: true,
+                after: None,
             };
         }
         Seen::TimedOut => {
             return Verdict::Perhaps {
                 why: Why::TimedOut,
                 again: true,
+                after: None,
             };
         }
     };
     let after = retry_after_ms(headers, now);
     match headers.get(wire::OUTCOME).map(http::HeaderValue::as_bytes) {
         Some(b"succeeded") => Verdict::Succeeded,
-        Some(b"mismatch") => Verdict::Refused { settled: true },
+        // Its record is that of another request: of the attempts before this one it says nothing.
+        Some(b"mismatch") => Verdict::Refused { settled: false },
         Some(b"running") => Verdict::Running(after),
         Some(b"unknown") => Verdict::Unknown,
         Some(b"refused") => match status.as_u16() {
@@ -105,6 +110,7 @@ fn by_status(status: StatusCode, after: Option<u64>, fresh: bool, trust_unavaila
     let perhaps = |again| Verdict::Perhaps {
         why: Why::Answered(status),
         again,
+        after: None,
     };
     match status.as_u16() {
         // Not done here: to be sent to another place, by whoever trusts that place.
@@ -113,10 +119,14 @@ fn by_status(status: StatusCode, after: Option<u64>, fresh: bool, trust_unavaila
         // A time-out layer answers it while the handler may be running (rule K12).
         408 => perhaps(true),
         425 | 429 => Verdict::Later(after),
-        409 if after.is_some() => Verdict::Running(after),
         // "In progress" in the draft, a conflict of the business elsewhere. Of a key that nobody else has sent no
-        // request can be in progress.
-        409 if !fresh => perhaps(true),
+        // request can be in progress. Who answers so need not hold any key.
+        409 if !fresh => Verdict::Perhaps {
+            why: Why::Answered(status),
+            again: true,
+            after,
+        },
+        409 if after.is_some() => Verdict::Later(after),
         501 if trust_unavailable => Verdict::Refused { settled: false },
         503 if trust_unavailable && after.is_some() => Verdict::Later(after),
         400..=499 => Verdict::Refused { settled: false },
@@ -169,6 +179,7 @@ mod tests {
         Verdict::Perhaps {
             why: Why::Answered(StatusCode::from_u16(status).unwrap()),
             again,
+            after: None,
         }
     }
 
@@ -187,7 +198,7 @@ mod tests {
             (429, "refused", Verdict::Later(None)),
             (500, "refused", Verdict::Later(None)),
             (502, "refused", Verdict::Later(None)),
-            (422, "mismatch", SETTLED),
+            (422, "mismatch", NO),
             (409, "running", Verdict::Running(None)),
             (202, "running", Verdict::Running(None)),
             (409, "unknown", Verdict::Unknown),
@@ -246,7 +257,7 @@ mod tests {
         }
         let after = [("retry-after", "2")];
         assert_eq!(of(503, &after, true), Verdict::Later(Some(2_000)));
-        assert_eq!(of(409, &after, true), Verdict::Running(Some(2_000)));
+        assert_eq!(of(409, &after, true), Verdict::Later(Some(2_000)));
         assert_eq!(of(429, &after, true), Verdict::Later(Some(2_000)));
         assert_eq!(of(502, &after, true), perhaps(502, true));
     }
@@ -255,6 +266,10 @@ mod tests {
     fn a_409_without_a_word_is_certain_only_for_a_key_that_nobody_else_has() {
         assert_eq!(of(409, &[], true), NO);
         assert_eq!(of(409, &[], false), perhaps(409, true));
+        let Verdict::Perhaps { after, again, .. } = of(409, &[("retry-after", "2")], false) else {
+            panic!("no word of who holds the key");
+        };
+        assert_eq!((after, again), (Some(2_000), true));
     }
 
     #[test]

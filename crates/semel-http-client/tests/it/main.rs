@@ -7,6 +7,7 @@
 
 mod attempts;
 mod broken;
+mod doubt;
 mod keyed;
 #[cfg(feature = "reqwest")]
 mod reqwest;

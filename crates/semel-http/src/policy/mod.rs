@@ -18,6 +18,7 @@ pub use words::{Guarantee, OutcomeWord};
 
 use http::header::RETRY_AFTER;
 use http::{HeaderMap, StatusCode};
+use semel_core::wire::Memory;
 
 use crate::headers::{SEMEL_GUARANTEE, SEMEL_NO_STORE, SEMEL_OUTCOME};
 
@@ -46,7 +47,7 @@ pub struct StatusPolicy {
     pub release_on: Vec<StatusCode>,
     /// The handler is a remote service whose 501 and 503 are not believed: they are unknown. Default false.
     pub distrust_unavailable: bool,
-    /// An inner Semel's `running` and `unknown` (marked by its `Semel-Guarantee`) give the key back instead of making
+    /// An inner Semel's `running` and `unknown` (marked by a `Semel-Guarantee` other than `none`) give the key back instead of making
     /// it unknown, because that Semel deduplicates the retry. Only for what forwards the same key and nothing else.
     /// Default false.
     pub defer_to_inner: bool,
@@ -68,7 +69,10 @@ impl StatusPolicy {
                 };
             }
             Some(OutcomeWord::Running | OutcomeWord::Unknown) => {
-                let inner_semel = headers.contains_key(SEMEL_GUARANTEE);
+                // One that ran it without a key answers for nothing.
+                let inner_semel = headers
+                    .get(SEMEL_GUARANTEE)
+                    .is_some_and(|value| Memory::of(value.as_bytes()) != Memory::None);
                 return if self.defer_to_inner && inner_semel {
                     Ending::Defer
                 } else {
@@ -163,6 +167,24 @@ mod tests {
                     judge(&gateway, status, &inner[..1]),
                     Ending::Unknown,
                     "no Semel stands behind it"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn an_inner_semel_that_ran_without_a_key_is_not_deferred_to() {
+        let gateway = StatusPolicy {
+            defer_to_inner: true,
+            ..StatusPolicy::default()
+        };
+        for word in ["running", "unknown"] {
+            for guarantee in ["none", "", "best-effort"] {
+                let inner = [("semel-outcome", word), ("semel-guarantee", guarantee)];
+                assert_eq!(
+                    judge(&gateway, 500, &inner),
+                    Ending::Unknown,
+                    "{word} {guarantee}"
                 );
             }
         }
