@@ -124,6 +124,17 @@ impl StoreError {
     pub const fn retry(&self) -> Retry {
         self.kind.retry()
     }
+
+    /// Whether the store is away, so that a policy which passes outages may pass this. A store that answers is not, nor
+    /// is one behind a batcher that turns calls away (SEM0110, SEM0116): somebody may be running the key there.
+    #[must_use]
+    pub fn is_outage(&self) -> bool {
+        match self.kind {
+            ErrorKind::Unavailable | ErrorKind::ReplyLost => true,
+            ErrorKind::NotApplied => !matches!(self.code(), "SEM0110" | "SEM0116"),
+            _ => false,
+        }
+    }
 }
 
 impl fmt::Display for StoreError {

@@ -2,6 +2,7 @@
 //! how it was asked.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -9,7 +10,7 @@ use semel_core::claim::{
     Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement,
     SweepReport,
 };
-use semel_core::store::{Batching, Hint, KeyPage, KeyQuery, Replies, Usage};
+use semel_core::store::{Batching, Hint, KeyPage, KeyQuery, MixedBatch, MixedReplies, Replies, Usage};
 use semel_core::{Capabilities, ErrorKind, Key, KeyStore, Scope, StoreError};
 use tokio::sync::{Notify, watch};
 
@@ -29,7 +30,7 @@ pub enum Fault {
 }
 
 /// A store with faults to come, by operation: `claim`, `complete`, `extend`, `release`, `abandon`, `settle`, `read`,
-/// `look`; `subscribe` is only counted.
+/// `look`; `subscribe` and `transact` are only counted.
 ///
 /// ```
 /// # async fn f(claim: semel_core::Claim) {
@@ -53,6 +54,7 @@ pub struct FaultyKeys {
     arrivals: watch::Sender<u64>,
     /// What its hints wait for, where it is not the inner store that has them.
     told: Mutex<Option<Arc<Notify>>>,
+    mixes: AtomicBool,
 }
 
 /// Holds an operation of a [`FaultyKeys`] until it is dropped.
@@ -76,6 +78,7 @@ impl FaultyKeys {
             held: Mutex::default(),
             arrivals: watch::Sender::new(0),
             told: Mutex::default(),
+            mixes: AtomicBool::new(false),
         })
     }
 
@@ -87,6 +90,11 @@ impl FaultyKeys {
     /// From now on it has hints: each ends when `told` is notified.
     pub fn tells(&self, told: Arc<Notify>) {
         *self.told.lock().unwrap() = Some(told);
+    }
+
+    /// From now on it says that it puts calls of several kinds into one commit.
+    pub fn mixes(&self) {
+        self.mixes.store(true, Ordering::SeqCst);
     }
 
     /// From now on every claim or completion of this key fails, with all that is in the same batch.
@@ -244,10 +252,18 @@ impl KeyStore for FaultyKeys {
     }
 
     fn batching(&self) -> Batching {
-        self.inner.batching()
+        let inner = self.inner.batching();
+        Batching {
+            mixes: inner.mixes || self.mixes.load(Ordering::SeqCst),
+            ..inner
+        }
     }
 
-    // Mixed batches come kind by kind (the trait's default), so that faults meet them.
+    /// Kind by kind, so that faults meet them.
+    async fn transact_many(&self, batch: &MixedBatch) -> MixedReplies {
+        self.count("transact", batch.len());
+        batch.one_kind_at_a_time(self).await
+    }
 
     async fn look_many(&self, items: &[Claim]) -> Replies<Option<ClaimReply>> {
         call!(self, "look", items, look_many)

@@ -39,7 +39,7 @@ use self::ticket::{Look, Ticket};
 ///   in when claims no longer are.
 ///
 /// # Errors
-/// Those of the store; SEM0110 (retry later, nothing was done) when too many calls wait; and that the answer is lost when
+/// Those of the store; SEM0110 (retry later, nothing was done) when too many calls wait, SEM0116 when it is closed; and that the answer is lost when
 /// a batch gets none within [`BatchConfig::batch_ms_max`].
 ///
 /// # Cancel safety
@@ -161,6 +161,7 @@ impl<S: KeyStore> Shared<S> {
     fn offer(self: &Arc<Self>, ticket: Ticket) -> Result<(), StoreError> {
         let (operation, weight) = (ticket.operation(), ticket.weight());
         let n = lane_of(ticket.key(), self.lanes.len());
+        let _let_in = self.tasks.token();
         if self.enter(&self.lanes[n], ticket, weight, operation)? {
             self.spawn(drive::transitions(Driver::of_transitions(self, n)));
         }
@@ -170,12 +171,15 @@ impl<S: KeyStore> Shared<S> {
     fn offer_look(self: &Arc<Self>, look: Look) -> Result<(), StoreError> {
         let (operation, weight) = (look.operation(), look.weight());
         let n = lane_of(look.key(), self.looks.len());
+        let _let_in = self.tasks.token();
         if self.enter(&self.looks[n], look, weight, operation)? {
             self.spawn(drive::looks(Driver::of_looks(self, n)));
         }
         Ok(())
     }
 
+    /// Whoever calls this holds a token of `tasks` from before until its driver is spawned: a call that finds the batcher
+    /// open is one that `close` waits for.
     fn enter<T>(
         &self,
         lane: &Mutex<Lane<T>>,
@@ -185,7 +189,7 @@ impl<S: KeyStore> Shared<S> {
     ) -> Result<bool, StoreError> {
         if self.closed.load(Ordering::SeqCst) {
             let text = "the batcher of keys is closed; nothing was done";
-            return Err(StoreError::new(ErrorKind::NotApplied, operation, text));
+            return Err(StoreError::new(ErrorKind::NotApplied, operation, text).with_code("SEM0116"));
         }
         let offered = lock(lane).offer(item, weight, SystemClock.monotonic());
         offered.map_err(|full| refused(full, operation))

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use semel_core::error::chain;
 use semel_core::host::dice;
 use semel_core::{
@@ -66,24 +67,26 @@ impl<S: KeyStore> Shared<S> {
         });
         let reply = asked.await;
         if reply.is_err() && may_have_arrived {
-            self.release_in_background(Release {
+            let withdrawal = Release {
                 key: claim.key.clone(),
                 nonce: claim.nonce,
                 token: None,
-            });
+            };
+            self.release_in_background(withdrawal, 0);
         }
         reply
     }
 
-    /// Stores an outcome. A store with a smaller limit than ours still learns that it was done.
+    /// Stores an outcome. A store with a smaller limit than ours still learns that it was done, or refused.
     pub(super) async fn complete(&self, done: &mut Completion) -> Result<LeaseReply, StoreError> {
         let reply = self.within("complete", self.store.complete(done)).await;
         match reply {
-            Err(error)
-                if error.kind() == ErrorKind::LimitExceeded && done.outcome != StoredOutcome::Forgotten =>
-            {
+            Err(error) if error.kind() == ErrorKind::LimitExceeded && !done.outcome.bytes().is_empty() => {
                 tracing::warn!(key = %done.key, error = chain(&error), "an outcome is too large to be kept");
-                done.outcome = StoredOutcome::Forgotten;
+                done.outcome = match &done.outcome {
+                    StoredOutcome::Refused(_) => StoredOutcome::Refused(Bytes::new()),
+                    StoredOutcome::Succeeded(_) | StoredOutcome::Forgotten => StoredOutcome::Forgotten,
+                };
                 self.within("complete", self.store.complete(done)).await
             }
             reply => reply,
@@ -96,7 +99,7 @@ impl<S: KeyStore> Shared<S> {
         let shared = Arc::clone(self);
         drop(self.tasks.spawn(async move {
             let key = done.key.clone();
-            match shared.again(Late::Complete(done)).await {
+            match shared.again(Late::Complete(done), 1).await {
                 Some(LeaseReply::Ok(_)) => {}
                 Some(reply) => {
                     tracing::error!(%key, ?reply, "the key was settled by somebody else before its outcome could be stored");
@@ -107,46 +110,57 @@ impl<S: KeyStore> Shared<S> {
         }));
     }
 
-    /// Gives a claim back; in the background when the store gives no answer.
-    pub(super) async fn release(self: &Arc<Self>, release: Release) {
-        if let Err(error) = self.within("release", self.store.release(&release)).await {
-            tracing::warn!(key = %release.key, error = chain(&error), "cannot give a key back; trying again");
-            self.release_in_background(release);
+    /// Gives a claim back; in the background, with no reply yet, when the store gives no answer.
+    pub(super) async fn release(self: &Arc<Self>, release: Release) -> Option<LeaseReply> {
+        match self.within("release", self.store.release(&release)).await {
+            Ok(reply) => Some(reply),
+            Err(error) => {
+                tracing::warn!(key = %release.key, error = chain(&error), "cannot give a key back; trying again");
+                self.release_in_background(release, 1);
+                None
+            }
         }
     }
 
-    fn release_in_background(self: &Arc<Self>, release: Release) {
+    fn release_in_background(self: &Arc<Self>, release: Release, tried: u32) {
         let shared = Arc::clone(self);
         drop(self.tasks.spawn(async move {
             let key = release.key.clone();
-            if shared.again(Late::Release(release)).await.is_none() {
+            if shared.again(Late::Release(release), tried).await.is_none() {
                 tracing::error!(%key, "a key could not be given back; its lease will end");
             }
             shared.waiters.wake(&key);
         }));
     }
 
-    /// Nobody knows what came of it: the key says so at once, not when its lease ends.
-    pub(super) async fn abandon(self: &Arc<Self>, held: &Held) {
+    /// Nobody knows what came of it: the key says so at once, not when its lease ends. No reply when the store gives none.
+    pub(super) async fn abandon(self: &Arc<Self>, held: &Held) -> Option<LeaseReply> {
         let abandonment = semel_core::claim::Abandonment {
             key: held.key.clone(),
             lease: held.lease,
         };
-        if let Err(error) = self.within("abandon", self.store.abandon(&abandonment)).await {
-            // Time does the same.
-            tracing::warn!(key = %held.key, error = chain(&error), "cannot give a run up; its lease will end");
+        match self.within("abandon", self.store.abandon(&abandonment)).await {
+            Ok(reply) => Some(reply),
+            Err(error) => {
+                // Time does the same.
+                tracing::warn!(key = %held.key, error = chain(&error), "cannot give a run up; its lease will end");
+                None
+            }
         }
     }
 
-    /// Calls until there is an answer or the policy ends.
-    async fn again(&self, mut late: Late) -> Option<LeaseReply> {
+    /// Calls until there is an answer or the policy ends, which knows of so many tries. What was not tried yet is tried
+    /// before the policy is asked.
+    async fn again(&self, mut late: Late, tried: u32) -> Option<LeaseReply> {
         let policy: RetryPolicy = self.config.completion_retry;
         let began = SystemClock.monotonic();
-        for attempt in 1.. {
-            let elapsed = SystemClock.monotonic().saturating_sub(began).as_millis();
-            let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
-            let pause = policy.delay_ms(attempt, elapsed, dice())?;
-            tokio::time::sleep(Duration::from_millis(pause)).await;
+        for attempt in tried.. {
+            if attempt > 0 {
+                let elapsed = SystemClock.monotonic().saturating_sub(began).as_millis();
+                let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
+                let pause = policy.delay_ms(attempt, elapsed, dice())?;
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+            }
             let reply = match &mut late {
                 Late::Complete(done) => self.complete(done).await,
                 Late::Release(release) => self.within("release", self.store.release(release)).await,

@@ -66,7 +66,9 @@ pub(super) async fn watched<S: KeyStore>(
     tracing::error!(panic, "a call with a key broke off");
     match stage.get() {
         At::Nothing | At::Unguarded => {}
-        At::Asked(release) => shared.release(release).await,
+        At::Asked(release) => {
+            shared.release(release).await;
+        }
         At::Runs(held) => {
             shared.abandon(&held).await;
             shared.waiters.wake(&held.key);

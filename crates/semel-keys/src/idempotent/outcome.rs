@@ -66,7 +66,7 @@ impl<E: Into<BoxError>> From<E> for Failed {
 pub enum Outcome {
     /// It happened; the output.
     Succeeded(Bytes),
-    /// It is certain that nothing happened; the reason.
+    /// It is certain that nothing happened; the reason, to duplicates an empty one where it was too large to be kept.
     Refused(Bytes),
     /// It is settled, but what came of it is not kept: the output was too large, or its retention is over. Not run again.
     NotKept,

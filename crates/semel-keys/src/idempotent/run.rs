@@ -92,7 +92,7 @@ where
             // Only a withdrawal of this very nonce: a new one is drawn.
             Ok(ClaimReply::Withdrawn) => {}
             Err(error) => match config.outage {
-                Outage::Open if may_be_passed(&error) => {
+                Outage::Open if error.is_outage() => {
                     stage.set(At::Unguarded);
                     return Ok(unguarded(&shared, key, error, function).await);
                 }
@@ -100,11 +100,6 @@ where
             },
         }
     }
-}
-
-/// A store that is away is passed under `Open`; one that says no is not.
-fn may_be_passed(error: &StoreError) -> bool {
-    error.retry() != semel_core::Retry::Never
 }
 
 fn replay(outcome: StoredOutcome, until: Timestamp) -> Ran {
@@ -215,19 +210,26 @@ where
             store(shared, &held, fingerprint, StoredOutcome::Refused(reason)).await
         }
         Ok(Err(Failed(Failure::Released(error)))) => {
-            shared
-                .release(Release {
-                    key: held.key.clone(),
-                    nonce: held.lease.nonce,
-                    token: Some(held.lease.token),
-                })
-                .await;
-            Ran::now(Outcome::Refused(text_of(&error).into()), None).because(error)
+            let release = Release {
+                key: held.key.clone(),
+                nonce: held.lease.nonce,
+                token: Some(held.lease.token),
+            };
+            let ran = if lost(shared.release(release).await) {
+                what_the_record_says(shared, &held, fingerprint).await
+            } else {
+                Ran::now(Outcome::Refused(text_of(&error).into()), None)
+            };
+            if ran.replayed { ran } else { ran.because(error) }
         }
         Ok(Err(Failed(Failure::Unknown(error)))) => {
             tracing::error!(key = %held.key, error = text_of(&error), "a run ended and nobody knows what came of it");
-            shared.abandon(&held).await;
-            Ran::now(Outcome::Unknown, None).because(error)
+            let ran = if lost(shared.abandon(&held).await) {
+                what_the_record_says(shared, &held, fingerprint).await
+            } else {
+                Ran::now(Outcome::Unknown, None)
+            };
+            if ran.replayed { ran } else { ran.because(error) }
         }
         Err(stopped) => {
             let ran = what_the_record_says(shared, &held, fingerprint).await;
@@ -236,6 +238,11 @@ where
     };
     shared.waiters.wake(&held.key);
     ran
+}
+
+/// Whether the store says that the run is not this owner's any more, or has another end already.
+const fn lost(reply: Option<LeaseReply>) -> bool {
+    matches!(reply, Some(LeaseReply::LeaseLost | LeaseReply::Conflict))
 }
 
 /// Stores an outcome, then tells it.

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use semel_core::claim::ClaimReply;
+use semel_core::model::MemoryKeys;
 use semel_core::{Claim, ErrorKind, KeyStoreExt as _, LeaseReply, Retry, StoreError};
-use semel_keys::Batched;
+use semel_keys::{BatchConfig, Batched};
 use semel_testkit::faulty::{Fault, FaultyKeys};
 use tokio::task::JoinHandle;
 
@@ -182,10 +183,16 @@ async fn a_store_that_panics_is_an_answer_lost_and_the_lane_goes_on() {
     ));
 }
 
-/// A single call that finds its lane idle is not held up.
+/// One commit for all kinds, where the store can do that; they are not sent one after the other.
 #[tokio::test]
 async fn kinds_of_one_lane_share_a_batch() {
-    let (store, inner) = held(|_| {});
+    let inner = FaultyKeys::over(MemoryKeys::default());
+    inner.mixes();
+    let config = BatchConfig {
+        lanes: Some(1),
+        ..BatchConfig::default()
+    };
+    let store = Batched::with(Arc::clone(&inner), &config).unwrap();
     let running = request();
     let ClaimReply::Granted { lease, .. } = store.claim(&running).await.unwrap() else {
         panic!("not granted")
@@ -206,5 +213,5 @@ async fn kinds_of_one_lane_share_a_batch() {
     drop(hold);
     claiming.await.unwrap().unwrap();
     assert!(matches!(done.await.unwrap(), Ok(LeaseReply::Ok(_))));
-    assert_eq!((inner.calls("claim"), inner.calls("complete")), (3, 1));
+    assert_eq!(inner.batches("transact"), [1, 1, 2]);
 }

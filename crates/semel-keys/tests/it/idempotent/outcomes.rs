@@ -206,7 +206,8 @@ async fn what_was_done_long_ago_is_not_run_again() {
     assert_eq!((again.outcome, again.replayed), (Outcome::NotKept, true));
 }
 
-#[tokio::test]
+/// By tokio's own time, which passes only while nothing can go on: no time at all until the second one's answer.
+#[tokio::test(start_paused = true)]
 async fn a_duplicate_waits_for_the_first_one_and_is_woken() {
     let (world, key) = (World::with(|config| config.wait_ms_max = 60_000), key());
     let (end, ended) = oneshot::channel::<()>();
@@ -225,10 +226,17 @@ async fn a_duplicate_waits_for_the_first_one_and_is_woken() {
         let (once, key) = (world.once.clone(), key.clone());
         async move { once.run(&key, "input", |_| async { Ok("never") }).await }
     });
-    world.store.called("read", 1).await;
+    // Its pauses have grown to the longest.
+    world.store.called("read", 9).await;
+    let ended = tokio::time::Instant::now();
     end.send(()).unwrap();
     assert!(!first.await.unwrap().unwrap().replayed);
     let second = second.await.unwrap().unwrap();
+    assert_eq!(
+        ended.elapsed(),
+        std::time::Duration::ZERO,
+        "it was woken, it did not look"
+    );
     assert_eq!(
         (second.outcome, second.replayed),
         (Outcome::Succeeded("done".into()), true)
@@ -264,4 +272,22 @@ async fn a_duplicate_that_may_not_wait_is_told_who_runs() {
     assert_eq!(error.code(), "SEM0113");
     end.send(()).unwrap();
     first.await.unwrap().unwrap();
+}
+
+/// Rule K11: what a key keeps of a refusal never reads as a success.
+#[tokio::test]
+async fn a_refusal_whose_reason_is_too_large_to_keep_stays_a_refusal() {
+    let (world, key) = (World::new(), key());
+    let large = vec![7; limits::OUTCOME_BYTES_MAX + 1];
+    let expected = Outcome::Refused(large.clone().into());
+    let refuse = world.once.run(&key, "input", |_| async {
+        Err::<&str, _>(Failed::refused(large))
+    });
+    assert_eq!(refuse.await.unwrap().outcome, expected);
+    let again = world.once.run(&key, "input", |_| async { Ok("never") });
+    let again = again.await.unwrap();
+    assert_eq!(
+        (again.outcome, again.replayed),
+        (Outcome::Refused("".into()), true)
+    );
 }

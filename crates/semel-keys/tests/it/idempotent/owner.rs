@@ -37,14 +37,19 @@ async fn begun(world: &World, key: &Key) -> (tokio::task::JoinHandle<semel_keys:
     (task, end)
 }
 
-#[tokio::test]
+/// By tokio's own time, which passes only while nothing can go on.
+#[tokio::test(start_paused = true)]
 async fn a_claim_is_renewed_at_a_third_while_the_function_runs() {
-    let (world, key) = (World::with(|config| config.lease_ms = 60), key());
+    let (world, key) = (World::with(|config| config.lease_ms = 30_000), key());
     let (task, end) = begun(&world, &key).await;
+    let began = tokio::time::Instant::now();
     for n in 1..=3 {
-        // The store's clock moves by hand, a third of a lease passes in real time.
-        world.clock.advance_ms(50);
         world.store.called("extend", n).await;
+        // A timer ends at the next millisecond.
+        let thirds = u64::try_from(began.elapsed().as_millis()).unwrap() - n as u64 * 10_000;
+        assert!(thirds <= 10, "renewal {n}: {thirds} ms late");
+        // The store has a clock of its own.
+        world.clock.advance_ms(10_000);
     }
     end.send(()).unwrap();
     assert_eq!(
@@ -211,4 +216,40 @@ async fn a_caller_that_leaves_changes_nothing() {
         (again.outcome, again.replayed),
         (Outcome::Succeeded("done by the first".into()), true)
     );
+}
+
+/// Rule K11: whether it says that nothing happened or that nobody knows, somebody has found out by now.
+#[tokio::test]
+async fn a_run_that_is_given_back_after_it_was_settled_answers_what_the_record_says() {
+    for failed in [Failed::released("nothing was sent"), Failed::unknown("no answer")] {
+        let (world, key) = (World::new(), key());
+        let (end, ended) = oneshot::channel::<()>();
+        let (began, begins) = oneshot::channel::<()>();
+        let first = tokio::spawn({
+            let (once, key) = (world.once.clone(), key.clone());
+            async move {
+                let ran = once.run(&key, "input", |_| async move {
+                    let _ = began.send(());
+                    ended.await?;
+                    Err::<&str, _>(failed)
+                });
+                ran.await.unwrap()
+            }
+        });
+        begins.await.unwrap();
+        world.lease_ends();
+        let settlement = Settlement {
+            key: key.clone(),
+            token: token(&world, &key).await,
+            verdict: Verdict::Happened(succeeded("as the operator found it")),
+            keep: Keep::default(),
+        };
+        world.store.settle(&settlement).await.unwrap();
+        end.send(()).unwrap();
+        let first = first.await.unwrap();
+        assert_eq!(
+            (first.outcome, first.replayed),
+            (Outcome::Succeeded("as the operator found it".into()), true)
+        );
+    }
 }

@@ -1,11 +1,13 @@
 //! The store is cut at claim, at renewal, at completion.
 
-use semel_core::{RetryPolicy, Token};
-use semel_keys::{Failed, NotRun, Outage, Outcome, RunConfig};
+use std::sync::Arc;
+
+use semel_core::{KeyStoreExt as _, RetryPolicy, Token};
+use semel_keys::{BatchConfig, Batched, Failed, Idempotent, NotRun, Outage, Outcome, RunConfig};
 use semel_testkit::faulty::Fault;
 
 use super::{Runs, World};
-use crate::support::key;
+use crate::support::{key, request};
 
 fn quick(config: &mut RunConfig) {
     config.completion_retry.initial_ms = 1;
@@ -52,6 +54,50 @@ async fn down_at_the_claim_under_open_runs_and_says_so() {
     assert!(!run(&world, &Runs::default(), &key).await.unwrap().unguarded);
 }
 
+/// The store is there. What stands in front of it is too busy, or on its way out: a duplicate may be running.
+#[tokio::test]
+async fn open_does_not_pass_a_full_or_closed_batcher() {
+    let world = World::new();
+    let config = BatchConfig {
+        lanes: Some(1),
+        queue_items_max: 1,
+        ..BatchConfig::default()
+    };
+    let batched = Batched::with(Arc::clone(&world.store), &config).unwrap();
+    let open = RunConfig {
+        outage: Outage::Open,
+        ..RunConfig::default()
+    };
+    let once = Idempotent::with(batched.clone(), open).unwrap();
+    let turned_away = async || {
+        let key = key();
+        let never = once.run(&key, "input", |_| async { Ok("never") });
+        match never.await {
+            Err(error) => error.code(),
+            Ok(ran) => panic!("{ran:?}"),
+        }
+    };
+    let hold = world.store.hold("claim");
+    let claiming = || {
+        let (batched, claim) = (batched.clone(), request());
+        tokio::spawn(async move { batched.claim(&claim).await })
+    };
+    let first = claiming();
+    world.store.called("claim", 1).await;
+    let second = claiming();
+    while batched.waiting() < 1 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(turned_away().await, "SEM0110");
+    drop(hold);
+    for claiming in [first, second] {
+        claiming.await.unwrap().unwrap();
+    }
+    batched.close().await;
+    assert_eq!(turned_away().await, "SEM0116");
+    assert_eq!(once.unguarded(), 0);
+}
+
 /// Rule K3: the same nonce gets the same token.
 #[tokio::test]
 async fn a_claim_whose_reply_is_lost_is_asked_again_and_runs_once() {
@@ -81,6 +127,22 @@ async fn a_claim_that_is_never_answered_is_taken_back() {
         run(&world, &runs, &key).await.unwrap().outcome,
         Outcome::Succeeded("run 1".into())
     );
+}
+
+/// Rule K4: the policy says how often what failed is tried again; the withdrawal has not been tried yet.
+#[tokio::test]
+async fn a_claim_without_an_answer_is_withdrawn_even_when_nothing_is_repeated() {
+    let world = World::with(|config| {
+        config.store_ms_max = 100;
+        config.completion_retry.attempts_max = 1;
+    });
+    let (runs, key) = (Runs::default(), key());
+    world.store.fail("claim", Fault::Silent, 1);
+    run(&world, &runs, &key).await.unwrap_err();
+    world.once.drain().await;
+    assert_eq!(world.store.calls("release"), 1);
+    let ran = run(&world, &runs, &key).await.unwrap();
+    assert_eq!(ran.outcome, Outcome::Succeeded("run 1".into()));
 }
 
 #[tokio::test]
