@@ -1,5 +1,6 @@
 //! Keys on Redis, beside a hash and two scripts by hand.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
@@ -163,6 +164,62 @@ async fn replay(store: Arc<dyn KeyStore>, claim: Claim) -> u64 {
     1
 }
 
+/// CPU time that contenders took, which says more than the rate where other work runs beside them.
+struct Cpu<'a> {
+    server: &'a RedisServer,
+    /// Name, keys, µs of this process, µs of the server.
+    taken: RefCell<Vec<(&'static str, u64, f64, f64)>>,
+}
+
+impl Cpu<'_> {
+    fn now(&self) -> (f64, f64) {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let nanos = tasks.filter_map(|task| {
+            let text = std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
+            text.split(' ').next()?.parse::<f64>().ok()
+        });
+        let info = self.server.cli(&["INFO", "cpu"]);
+        let seconds = info.lines().filter_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            let ours = ["used_cpu_sys", "used_cpu_user"].contains(&name);
+            ours.then(|| value.trim().parse::<f64>().ok()).flatten()
+        });
+        (nanos.sum::<f64>() / 1e3, seconds.sum::<f64>() * 1e6)
+    }
+
+    async fn of(&self, name: &'static str, run: impl Future<Output = Sample>) -> Sample {
+        let before = self.now();
+        let sample = run.await;
+        let after = self.now();
+        let (here, there) = (after.0 - before.0, after.1 - before.1);
+        let mut taken = self.taken.borrow_mut();
+        match taken.iter_mut().find(|(other, ..)| *other == name) {
+            Some((_, keys, client, server)) => {
+                *keys += sample.done;
+                *client += here;
+                *server += there;
+            }
+            None => taken.push((name, sample.done, here, there)),
+        }
+        sample
+    }
+
+    /// Prints what was taken since the last time.
+    fn print(&self) {
+        println!("\n| CPU, µs per key | client | Redis | both, of the limit |");
+        println!("| --- | ---: | ---: | ---: |");
+        let mut limit = None;
+        for (name, keys, client, server) in self.taken.take() {
+            let (client, server) = (client / keys as f64, server / keys as f64);
+            let limit = *limit.get_or_insert(client + server);
+            println!(
+                "| {name} | {client:.1} | {server:.1} | {:.2} |",
+                (client + server) / limit
+            );
+        }
+    }
+}
+
 pub(crate) async fn run(plan: Plan) {
     let server = RedisServer::start(&["--appendonly", "yes"]);
     let by_hand = ByHand::connect(&server).await;
@@ -170,16 +227,18 @@ pub(crate) async fn run(plan: Plan) {
     let batched: Arc<dyn KeyStore> = Arc::new(Batched::new(store.clone()));
     let store: Arc<dyn KeyStore> = Arc::new(store);
 
-    let ours =
-        |store: &Arc<dyn KeyStore>, at_once, count| -> std::pin::Pin<Box<dyn Future<Output = Sample>>> {
-            let store = Arc::clone(store);
-            Box::pin(callers(at_once, plan.run, move |_| {
-                new_keys(Arc::clone(&store), count)
-            }))
-        };
+    let cpu = Cpu {
+        server: &server,
+        taken: RefCell::default(),
+    };
+    let ours = |name, store: &Arc<dyn KeyStore>, at_once, count| {
+        let store = Arc::clone(store);
+        let keys = callers(at_once, plan.run, move |_| new_keys(Arc::clone(&store), count));
+        cpu.of(name, keys)
+    };
     let hand = |at_once, count| {
         let by_hand = by_hand.clone();
-        callers(at_once, plan.run, move |_| {
+        let keys = callers(at_once, plan.run, move |_| {
             let by_hand = by_hand.clone();
             async move {
                 if count == 1 {
@@ -188,27 +247,30 @@ pub(crate) async fn run(plan: Plan) {
                     by_hand.new_keys(count).await
                 }
             }
-        })
+        });
+        cpu.of("by hand", keys)
     };
     Table::new(
         format!("New keys on Redis (claim, then complete), {CALLERS} callers at once, append-only file each second"),
         "keys",
     )
     .contender("by hand: a hash and two scripts", || hand(CALLERS, 1))
-    .contender("Semel", || ours(&store, CALLERS, 1))
+    .contender("Semel", || ours("Semel", &store, CALLERS, 1))
     .contender("Semel, calls gathered (the default in front of it)", || {
-        ours(&batched, CALLERS, 1)
+        ours("Semel, calls gathered", &batched, CALLERS, 1)
     })
     .measure(plan.rounds)
     .await;
+    cpu.print();
     Table::new(
         format!("New keys on Redis, {BATCH} in a call, 2 callers at once"),
         "keys",
     )
     .contender("by hand: its scripts in a pipeline", || hand(2, BATCH))
-    .contender("Semel", || ours(&store, 2, BATCH))
+    .contender("Semel", || ours("Semel", &store, 2, BATCH))
     .measure(plan.rounds)
     .await;
+    cpu.print();
 
     let done = request();
     let name = name();
@@ -231,23 +293,28 @@ pub(crate) async fn run(plan: Plan) {
         keep: Keep::default(),
     };
     store.complete_many(&[completion]).await;
-    let replays = |store: &Arc<dyn KeyStore>| {
+    let replays = |name, store: &Arc<dyn KeyStore>| {
         let (store, done) = (Arc::clone(store), done.clone());
-        callers(CALLERS, plan.run, move |_| {
+        let keys = callers(CALLERS, plan.run, move |_| {
             let again = Claim {
                 nonce: Nonce::random(),
                 ..done.clone()
             };
             replay(Arc::clone(&store), again)
-        })
+        });
+        cpu.of(name, keys)
     };
     Table::new(format!("Replays on Redis, {CALLERS} callers at once"), "keys")
         .contender("by hand: a hash and a script", || {
             let (by_hand, name) = (by_hand.clone(), name.clone());
-            callers(CALLERS, plan.run, move |_| by_hand.clone().replay(name.clone()))
+            let keys = callers(CALLERS, plan.run, move |_| by_hand.clone().replay(name.clone()));
+            cpu.of("by hand", keys)
         })
-        .contender("Semel", || replays(&store))
-        .contender("Semel, calls gathered", || replays(&batched))
+        .contender("Semel", || replays("Semel", &store))
+        .contender("Semel, calls gathered", || {
+            replays("Semel, calls gathered", &batched)
+        })
         .measure(plan.rounds)
         .await;
+    cpu.print();
 }

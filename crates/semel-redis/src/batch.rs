@@ -5,7 +5,7 @@
 //! still the one that was seen; if not, the machine is asked again. Further items of the same key are decided after it,
 //! in the order asked.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::LazyLock;
 
 use bytes::Bytes;
@@ -19,15 +19,15 @@ use semel_core::{ErrorKind, Key, StoreError, Timestamp};
 use crate::Redis;
 use crate::error::{Doing, corrupt, may_be_one_item};
 use crate::link::{LOOK, Lua, SWAP, short};
-use crate::names::Names;
+use crate::names::{TOKENS, pack};
 use crate::record::{Packed, expiry_ms};
 
 /// A token that Redis never gives out: a record that carries it is granted by the swap, which draws the real one.
 pub(crate) const NO_TOKEN: Token = Token(i64::MIN);
 /// Times that one item is asked again because others came in between.
 const TRIES_MAX: u32 = 16;
-/// Items of one script: while it runs, the server does nothing else.
-const SCRIPT_ITEMS_MAX: usize = 64;
+/// Items of one script: while it runs, the server does nothing else. The tokens of one entry have no room for more.
+const SCRIPT_ITEMS_MAX: usize = TOKENS as usize;
 /// Bytes of the outcomes of one script.
 const SCRIPT_BYTES_MAX: usize = 1 << 20;
 
@@ -39,9 +39,12 @@ pub(crate) struct Transition<T, R> {
     /// Bytes that it sends, roughly.
     pub(crate) bytes: fn(&T) -> usize,
     /// What carries out the common case; without it the records are only looked at.
-    pub(crate) script: Option<Script<T, R>>,
+    pub(crate) script: Option<Script<T>>,
     /// The pure machine; a new token is [`NO_TOKEN`].
     pub(crate) step: Step<T, R>,
+    /// The reply to an item that the script carried out, with its number (of a claim the token), and the record now, where
+    /// that is known.
+    pub(crate) done: fn(&T, i64, Timestamp) -> (Option<Record>, R),
     /// The reply with the token drawn.
     pub(crate) granted: fn(R, Token) -> R,
     /// Whether those who wait for the end of the run go on waiting after it.
@@ -51,14 +54,43 @@ pub(crate) struct Transition<T, R> {
 type Step<T, R> = fn(Option<Record>, &T, Timestamp) -> (Option<Record>, R);
 
 /// A script that does more than to look.
-pub(crate) struct Script<T, R> {
-    pub(crate) lua: &'static LazyLock<Lua>,
-    /// Whether each item's registry is a key, too.
-    pub(crate) registry: bool,
-    pub(crate) arguments: fn(&Names, &T, &mut Cmd),
-    /// The reply to an item that was carried out with this number, and the record now, where that is known.
-    pub(crate) done: fn(&T, i64, Timestamp) -> (Option<Record>, R),
+pub(crate) struct Script<T> {
+    pub(crate) ask: Ask,
+    pub(crate) arguments: fn(&T, &mut Cmd),
 }
+
+/// What is asked of all items of a call.
+#[derive(Clone, Copy)]
+pub(crate) struct Ask {
+    pub(crate) doing: Doing,
+    pub(crate) lua: &'static LazyLock<Lua>,
+    /// Whether it may grant: then the registry is its first key, and what makes its entries its first arguments.
+    pub(crate) grants: bool,
+    /// Adds what it is told once for all items.
+    pub(crate) common: fn(&Redis, &mut Cmd),
+    /// Whether the time that it answers is the server's clock, and not the id of an entry.
+    pub(crate) tells_time: bool,
+    /// What a script means that has carried out all items and answers with one number: the number of this item, and the time
+    /// unless it comes with it.
+    pub(crate) all_done: fn(i64, i64) -> (i64, Timestamp),
+}
+
+const LOOK_AT: Ask = Ask {
+    doing: Doing::Reading,
+    lua: &LOOK,
+    grants: false,
+    common: |_, _| (),
+    tells_time: true,
+    all_done: |number, _| (number, Timestamp(0)),
+};
+const SWAP_IN: Ask = Ask {
+    doing: Doing::Writing,
+    lua: &SWAP,
+    grants: true,
+    common: |store, command| _ = command.arg(store.names().channel()),
+    tells_time: true,
+    all_done: |number, _| (number, Timestamp(0)),
+};
 
 /// What a script says about one item.
 enum Answer {
@@ -83,6 +115,23 @@ struct Item<'t, T> {
     record: Vec<u8>,
 }
 
+/// What stands under a name.
+trait Named {
+    fn record(&self) -> &[u8];
+}
+
+impl<T> Named for Item<'_, T> {
+    fn record(&self) -> &[u8] {
+        &self.record
+    }
+}
+
+impl Named for (&[u8], &Swap) {
+    fn record(&self) -> &[u8] {
+        self.0
+    }
+}
+
 impl Redis {
     pub(crate) async fn batch<T: Sync, R: Send>(
         &self,
@@ -98,11 +147,11 @@ impl Redis {
             })
             .collect();
         loop {
-            let mut round = Vec::new();
+            let mut round = Vec::with_capacity(items.len());
             let mut keys = HashSet::new();
             for (index, item) in items.iter().enumerate() {
                 let key = (transition.key)(item);
-                if replies[index].is_none() && keys.insert(key) {
+                if replies[index].is_none() && (items.len() == 1 || keys.insert(key)) {
                     let record = self.names().record(key);
                     round.push(Item { index, item, record });
                 }
@@ -112,6 +161,9 @@ impl Redis {
             }
             let mut known = HashMap::new();
             self.round(&round, transition, &mut replies, &mut known).await;
+            if round.len() == items.len() {
+                break;
+            }
             // Further items of these keys, as long as they change nothing.
             for (index, item) in items.iter().enumerate() {
                 let key = (transition.key)(item);
@@ -148,22 +200,19 @@ impl Redis {
         known: &mut HashMap<&'t Key, (Option<Record>, Timestamp)>,
     ) {
         let operation = transition.operation;
-        let first = self.first(round, transition).await;
+        let several = round.len() < replies.len();
         let mut pending = Vec::new();
-        for (item, answer) in round.iter().zip(first) {
-            match (answer, &transition.script) {
-                (Ok((Answer::Done(number), now)), Some(script)) => {
-                    let (record, reply) = (script.done)(item.item, number, now);
-                    if record.is_some() {
+        for (item, answer) in round.iter().zip(self.first(round, transition).await) {
+            match answer {
+                Ok((Answer::Done(number), now)) => {
+                    let (record, reply) = (transition.done)(item.item, number, now);
+                    if record.is_some() && several {
                         known.insert((transition.key)(item.item), (record, now));
                     }
                     replies[item.index] = Some(Ok(reply));
                 }
-                (Ok((Answer::Saw(raw), now)), _) => pending.push((item, raw, now)),
-                (Ok((Answer::Done(_), _)), None) => {
-                    replies[item.index] = Some(Err(short(operation, Doing::Reading)));
-                }
-                (Err(error), _) => replies[item.index] = Some(Err(error)),
+                Ok((Answer::Saw(raw), now)) => pending.push((item, raw, now)),
+                Err(error) => replies[item.index] = Some(Err(error)),
             }
         }
         for _ in 0..TRIES_MAX {
@@ -185,6 +234,7 @@ impl Redis {
             for ((item, swap, reply), answer) in swaps.into_iter().zip(answers) {
                 match answer {
                     Ok((Answer::Done(token), _)) if swap.grants => {
+                        self.runs().began(self.names(), &item.record, Token(token));
                         replies[item.index] = Some(Ok((transition.granted)(reply, Token(token))));
                     }
                     Ok((Answer::Done(_), _)) => replies[item.index] = Some(Ok(reply)),
@@ -202,40 +252,21 @@ impl Redis {
 
     async fn first<T: Sync, R: Send>(&self, round: &[Item<'_, T>], transition: &Transition<T, R>) -> Answers {
         let operation = transition.operation;
+        let Some(script) = &transition.script else {
+            let fill = |item: &Item<'_, T>, _: &mut Cmd| _ = item;
+            return self.each(round, operation, LOOK_AT, |_| 0, fill).await;
+        };
         let bytes = |item: &Item<'_, T>| (transition.bytes)(item.item);
-        match &transition.script {
-            None => {
-                let fill = |item: &Item<'_, T>, _: &mut Cmd| _ = item;
-                self.each(
-                    round,
-                    operation,
-                    Doing::Reading,
-                    &LOOK,
-                    false,
-                    |_| 0,
-                    |it| &it.record,
-                    fill,
-                )
-                .await
-            }
-            Some(script) => {
-                let fill = |item: &Item<'_, T>, command: &mut Cmd| {
-                    (script.arguments)(self.names(), item.item, command);
-                };
-                let doing = Doing::Writing;
-                self.each(
-                    round,
-                    operation,
-                    doing,
-                    script.lua,
-                    script.registry,
-                    bytes,
-                    |it| &it.record,
-                    fill,
-                )
-                .await
+        let fill = |item: &Item<'_, T>, command: &mut Cmd| (script.arguments)(item.item, command);
+        let answers = self.each(round, operation, script.ask, bytes, fill).await;
+        if script.ask.grants {
+            for (item, answer) in round.iter().zip(&answers) {
+                if let Ok((Answer::Done(token), _)) = answer {
+                    self.runs().began(self.names(), &item.record, Token(*token));
+                }
             }
         }
+        answers
     }
 
     async fn swap<T: Sync, R: Send>(
@@ -248,46 +279,38 @@ impl Redis {
             .iter()
             .map(|(item, swap, _)| (&item.record[..], swap))
             .collect();
-        let channel = self.names().channel();
         let fill = |(_, swap): &(&[u8], &Swap), command: &mut Cmd| {
             command.arg(&swap.seen[..]).arg(&swap.new).arg(swap.expiry_ms);
-            command.arg(if swap.grants { "g" } else { "" }).arg(&channel);
+            command.arg(if swap.grants { "g" } else { "" });
         };
         let bytes = |(_, swap): &(&[u8], &Swap)| swap.seen.len() + swap.new.len();
-        self.each(
-            &swaps,
-            operation,
-            Doing::Writing,
-            &SWAP,
-            true,
-            bytes,
-            |(record, _)| record,
-            fill,
-        )
-        .await
+        self.each(&swaps, operation, SWAP_IN, bytes, fill).await
     }
 
     /// Runs a script over all items: in pieces, sent at once, and in a cluster by slot.
-    #[expect(clippy::too_many_arguments, reason = "three callers, each in one place")]
-    async fn each<I: Sync>(
+    async fn each<I: Named + Sync>(
         &self,
         items: &[I],
         operation: &'static str,
-        doing: Doing,
-        lua: &'static LazyLock<Lua>,
-        registry: bool,
+        ask: Ask,
         bytes: impl Fn(&I) -> usize,
-        record: impl Fn(&I) -> &[u8] + Sync,
         fill: impl Fn(&I, &mut Cmd) + Sync,
     ) -> Answers {
-        let mut pieces: HashMap<u8, Vec<(Vec<usize>, usize)>> = HashMap::new();
+        let fill = &fill;
+        // Most often all of them go together.
+        let together = items.len() == 1
+            || !self.link().is_cluster()
+                && items.len() <= SCRIPT_ITEMS_MAX
+                && items.iter().map(&bytes).sum::<usize>() <= SCRIPT_BYTES_MAX;
+        if together {
+            let all: Vec<&I> = items.iter().collect();
+            return self.piece_or_each(&all, operation, ask, fill).await;
+        }
+        let mut pieces: BTreeMap<u8, Vec<(Vec<usize>, usize)>> = BTreeMap::new();
         for (index, item) in items.iter().enumerate() {
-            let tag = if self.link().is_cluster() {
-                self.names().tag(record(item))
-            } else {
-                0
-            };
-            let pieces = pieces.entry(tag).or_default();
+            let pieces = pieces
+                .entry(self.names().registry_tag(item.record()))
+                .or_default();
             let size = bytes(item);
             match pieces.last_mut() {
                 Some((piece, sum)) if piece.len() < SCRIPT_ITEMS_MAX && *sum + size <= SCRIPT_BYTES_MAX => {
@@ -297,81 +320,128 @@ impl Redis {
                 _ => pieces.push((vec![index], size)),
             }
         }
-        let (record, fill) = (&record, &fill);
         let piece = |indices: Vec<usize>| async move {
             let few: Vec<&I> = indices.iter().map(|index| &items[*index]).collect();
-            let answers = self
-                .piece(&few, operation, doing, lua, registry, record, fill)
-                .await;
-            let answers = match answers {
-                Err(error) if few.len() > 1 && may_be_one_item(&error) => {
-                    let mut one_by_one = Vec::new();
-                    for item in few {
-                        let answer = self
-                            .piece(&[item], operation, doing, lua, registry, record, fill)
-                            .await;
-                        one_by_one.push(answer.and_then(|answers| {
-                            let none = || Err(short(operation, doing));
-                            answers.into_iter().next().map_or_else(none, Ok)
-                        }));
-                    }
-                    one_by_one
-                }
-                Err(error) => few.iter().map(|_| Err(error.clone())).collect(),
-                Ok(answers) => answers.into_iter().map(Ok).collect(),
-            };
-            (indices, answers)
+            (indices, self.piece_or_each(&few, operation, ask, fill).await)
         };
         let pieces = pieces.into_values().flatten().map(|(indices, _)| piece(indices));
-        let mut all: Vec<Option<_>> = items.iter().map(|_| None).collect();
-        for (indices, answers) in join_all(pieces).await {
-            for (index, answer) in indices.into_iter().zip(answers) {
-                all[index] = Some(answer);
+        let all = join_all(pieces).await;
+        let mut answers: Vec<Option<_>> = items.iter().map(|_| None).collect();
+        for (indices, some) in all {
+            for (index, answer) in indices.into_iter().zip(some) {
+                answers[index] = Some(answer);
             }
         }
-        let missing = || Err(short(operation, doing));
-        all.into_iter()
+        let missing = || Err(short(operation, ask.doing));
+        answers
+            .into_iter()
             .map(|answer| answer.unwrap_or_else(missing))
             .collect()
     }
 
-    #[expect(clippy::too_many_arguments, reason = "two callers, beside each other")]
-    async fn piece<I: Sync>(
+    /// Runs a script over these items; one that makes it fail fails alone.
+    async fn piece_or_each<I: Named + Sync>(
         &self,
         items: &[&I],
         operation: &'static str,
-        doing: Doing,
-        lua: &Lua,
-        registry: bool,
-        record: &(impl Fn(&I) -> &[u8] + Sync),
+        ask: Ask,
+        fill: &(impl Fn(&I, &mut Cmd) + Sync),
+    ) -> Answers {
+        match self.piece(items, operation, ask, fill).await {
+            Err(error) if items.len() > 1 && may_be_one_item(&error) => {
+                let mut one_by_one = Vec::with_capacity(items.len());
+                for item in items {
+                    let answer = self.piece(&[*item], operation, ask, fill).await;
+                    one_by_one.push(answer.and_then(|answers| {
+                        let none = || Err(short(operation, ask.doing));
+                        answers.into_iter().next().map_or_else(none, Ok)
+                    }));
+                }
+                one_by_one
+            }
+            Err(error) => items.iter().map(|_| Err(error.clone())).collect(),
+            Ok(answers) => answers.into_iter().map(Ok).collect(),
+        }
+    }
+
+    async fn piece<I: Named + Sync>(
+        &self,
+        items: &[&I],
+        operation: &'static str,
+        ask: Ask,
         fill: &(impl Fn(&I, &mut Cmd) + Sync),
     ) -> Result<Vec<(Answer, Timestamp)>, StoreError> {
-        let keys = items.len() * if registry { 2 } else { 1 };
-        let fill = |command: &mut Cmd| {
-            for item in items {
-                command.arg(record(item));
-                if registry {
-                    command.arg(self.names().registry_of(record(item)));
-                }
+        let failed = || short(operation, ask.doing);
+        let Some(first) = items.first() else {
+            return Ok(Vec::new());
+        };
+        let tag = self.names().registry_tag(first.record());
+        let names = match items {
+            // In a cluster the tag tells tokens apart, on a single server the place in the call.
+            [_, _, ..] if ask.grants && !self.link().is_cluster() => {
+                pack(items.iter().map(|item| item.record()))
             }
+            _ => Vec::new(),
+        };
+        let fill = |command: &mut Cmd| {
+            if ask.grants {
+                command.arg(self.names().registry(tag));
+            }
+            for item in items {
+                command.arg(item.record());
+            }
+            if ask.grants {
+                command.arg(&names).arg(tag);
+            }
+            (ask.common)(self, command);
             for item in items {
                 fill(item, command);
             }
         };
-        let mut values = self.link().run(operation, doing, lua, keys, fill).await?;
-        let Some(Value::Int(now)) = values.pop() else {
-            return Err(short(operation, doing));
+        let keys = items.len() + usize::from(ask.grants);
+        let all_done = |number, now: Option<i64>| -> Vec<(Answer, Timestamp)> {
+            let done = |(index, _)| {
+                let (number, time) = (ask.all_done)(number, index);
+                (Answer::Done(number), now.map_or(time, Timestamp))
+            };
+            (0..).zip(items).map(done).collect()
         };
-        if values.len() != items.len() {
-            return Err(short(operation, doing));
+        let (answers, now) = match self.link().run(operation, ask.doing, ask.lua, keys, fill).await? {
+            Value::Int(number) => {
+                let answers = all_done(number, None);
+                let now = answers.first().map_or(Timestamp(0), |(_, now)| *now);
+                (answers, now)
+            }
+            Value::Array(mut values) => {
+                let Some(Value::Int(now)) = values.pop() else {
+                    return Err(failed());
+                };
+                let answers = match &values[..] {
+                    [Value::Int(number)] if items.len() > 1 => all_done(*number, Some(now)),
+                    _ if values.len() == items.len() => values
+                        .into_iter()
+                        .map(|value| Some((answer(value)?, Timestamp(now))))
+                        .collect::<Option<_>>()
+                        .ok_or_else(failed)?,
+                    _ => return Err(failed()),
+                };
+                (answers, Timestamp(now))
+            }
+            _ => return Err(failed()),
+        };
+        if ask.tells_time {
+            self.server_time().seen(now);
         }
-        let answer = |value| match value {
-            Value::Int(number) => Ok((Answer::Done(number), Timestamp(now))),
-            Value::BulkString(bytes) => Ok((Answer::Saw(Some(bytes.into())), Timestamp(now))),
-            Value::Nil => Ok((Answer::Saw(None), Timestamp(now))),
-            _ => Err(short(operation, doing)),
-        };
-        values.into_iter().map(answer).collect()
+        Ok(answers)
+    }
+}
+
+fn answer(value: Value) -> Option<Answer> {
+    match value {
+        Value::Int(number) => Some(Answer::Done(number)),
+        Value::BulkString(bytes) => Some(Answer::Saw(Some(bytes.into()))),
+        Value::Nil => Some(Answer::Saw(None)),
+        _ => None,
     }
 }
 

@@ -1,5 +1,7 @@
 //! From an error of Redis to what a caller may do next, in one place.
 
+use std::sync::Arc;
+
 use redis::{ErrorKind as Driver, RedisError};
 use semel_core::{ErrorKind, Retry, StoreError};
 
@@ -93,12 +95,21 @@ fn by_kind(operation: &'static str, doing: Doing, error: RedisError) -> StoreErr
         (Driver::AuthenticationFailed, _) => rights(operation),
         (Driver::RESP3NotSupported, _) => old(operation, "older than 6"),
         (Driver::InvalidClientConfig, _) => {
-            let text = "the URL is not of the form redis://user:password@host:port/database";
+            let text = "the URL is not of the form redis://user:password@host:port/database (rediss:// for TLS), or ca_pem or \
+                        the client's certificate is not PEM";
             StoreError::new(ErrorKind::Invalid, operation, text)
         }
         (Driver::Server(_) | Driver::Extension, Doing::Connecting | Doing::Reading | Doing::Writing) => {
             let text = "Redis refused the command; its answer is the source of this error";
             StoreError::new(ErrorKind::Invalid, operation, text)
+        }
+        (_, Doing::Connecting) if is_tls(&error).is_some() => {
+            let text = is_tls(&error).unwrap_or_default();
+            StoreError::new(ErrorKind::Invalid, operation, text)
+        }
+        (_, Doing::Connecting) if hung_up(&error) => {
+            let text = "the server took the connection and closed it at once; is this its TLS port? then use rediss://";
+            StoreError::new(ErrorKind::Unavailable, operation, text)
         }
         (_, Doing::Connecting) | (Driver::ClusterConnectionNotFound, _) => {
             let text = "Redis cannot be reached; is it running, and is the URL right?";
@@ -111,6 +122,45 @@ fn by_kind(operation: &'static str, doing: Doing, error: RedisError) -> StoreErr
         (_, Doing::Writing) => lost(operation),
     };
     found.with_source(error)
+}
+
+/// What is wrong with an encrypted connection that could not be made.
+fn is_tls(error: &RedisError) -> Option<&'static str> {
+    #[cfg(feature = "tls")]
+    return crate::tls::explain(error);
+    #[cfg(not(feature = "tls"))]
+    {
+        let _ = error;
+        None
+    }
+}
+
+fn hung_up(error: &RedisError) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    let closed = |kind| {
+        matches!(
+            kind,
+            BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof
+        )
+    };
+    io_error(error).map_or_else(|| error.is_connection_dropped(), |error| closed(error.kind()))
+}
+
+/// What the operating system or TLS said.
+pub(crate) fn io_error(error: &RedisError) -> Option<&std::io::Error> {
+    use std::error::Error;
+    let source = error.source()?.downcast_ref::<Arc<dyn Error + Send + Sync>>()?;
+    source.as_ref().downcast_ref()
+}
+
+/// The time for connecting was up.
+pub(crate) fn connect_timed_out(operation: &'static str, encrypted: bool) -> StoreError {
+    let text = if encrypted {
+        "Redis did not answer in time: it stands still, or it does not speak TLS on this port; then use redis://"
+    } else {
+        "Redis did not answer in time; is it running, and is the URL right?"
+    };
+    StoreError::new(ErrorKind::Unavailable, operation, text)
 }
 
 /// The reply did not come.

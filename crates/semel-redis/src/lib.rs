@@ -25,6 +25,7 @@
 //! ```
 
 mod batch;
+mod clock;
 mod config;
 mod error;
 mod health;
@@ -34,9 +35,12 @@ mod list;
 mod names;
 mod record;
 mod redis_store;
+mod runs;
 mod store;
 mod sweep;
+#[cfg(feature = "tls")]
+mod tls;
 
-pub use config::Config;
+pub use config::{ClientCertificate, Config, Tls};
 pub use health::Facts;
 pub use redis_store::Redis;

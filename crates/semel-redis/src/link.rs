@@ -21,7 +21,7 @@ use semel_core::StoreError;
 use tokio::sync::OnceCell;
 
 use crate::config::Config;
-use crate::error::{Doing, REPLICAS, classify, corrupt, lost, repeated};
+use crate::error::{Doing, REPLICAS, classify, connect_timed_out, corrupt, lost, repeated};
 
 /// How often a cluster's driver may try again.
 const CLUSTER_RETRIES: u32 = 3;
@@ -112,7 +112,7 @@ impl Link {
             Target::Cluster(nodes.map_err(failed)?)
         } else {
             Target::One(Box::new(
-                Client::open(info(&config.url).map_err(failed)?).map_err(failed)?,
+                client(&config, info(&config.url).map_err(failed)?).map_err(failed)?,
             ))
         };
         Ok(Self {
@@ -146,13 +146,15 @@ impl Link {
         if let Some(live) = self.current() {
             return Ok(live);
         }
-        let failed = |error| classify(operation, Doing::Connecting, error);
         let dead = Arc::new(AtomicBool::new(false));
         let connecting = self.connect(Arc::clone(&dead));
-        let connection = tokio::time::timeout(self.config.connect_timeout, connecting)
-            .await
-            .map_err(|_| failed(std::io::Error::from(std::io::ErrorKind::TimedOut).into()))?
-            .map_err(failed)?;
+        let late = || connect_timed_out(operation, self.config.url.contains("rediss://"));
+        let connection = match tokio::time::timeout(self.config.connect_timeout, connecting).await {
+            Ok(Ok(connection)) => connection,
+            Ok(Err(error)) if error.is_timeout() => return Err(late().with_source(error)),
+            Ok(Err(error)) => return Err(classify(operation, Doing::Connecting, error)),
+            Err(_) => return Err(late()),
+        };
         let live = Live {
             connection,
             dead,
@@ -194,7 +196,13 @@ impl Link {
                 Ok(Connection::One(connection.await?))
             }
             Target::Cluster(nodes) => {
-                let client = ClusterClient::builder(nodes.clone())
+                let builder = ClusterClient::builder(nodes.clone());
+                #[cfg(feature = "tls")]
+                let builder = match crate::tls::certificates(&self.config.tls) {
+                    Some(certificates) => builder.certs(certificates),
+                    None => builder,
+                };
+                let client = builder
                     .use_protocol(ProtocolVersion::RESP3)
                     .connection_timeout(self.config.connect_timeout)
                     .response_timeout(self.config.reply_timeout)
@@ -214,7 +222,7 @@ impl Link {
         script: &Lua,
         keys: usize,
         fill: impl Fn(&mut Cmd),
-    ) -> Result<Vec<Value>, StoreError> {
+    ) -> Result<Value, StoreError> {
         let mut live = self.live(operation).await?;
         let command = |verb: &str, name: &str| {
             let mut command = redis::cmd(verb);
@@ -234,10 +242,7 @@ impl Link {
                 .send(operation, doing, &mut live, command("EVAL", script.text))
                 .await;
         }
-        match answer? {
-            Value::Array(values) => Ok(values),
-            value => Ok(vec![value]),
-        }
+        answer
     }
 
     async fn send(
@@ -366,6 +371,19 @@ impl Live {
             Connection::Cluster(cluster) => cluster.req_packed_commands(pipeline, 0, count).await,
         }
     }
+}
+
+fn client(config: &Config, info: ConnectionInfo) -> Result<Client, RedisError> {
+    #[cfg(feature = "tls")]
+    if let Some(certificates) = crate::tls::certificates(&config.tls) {
+        let unreadable = |error: RedisError| {
+            let kind = redis::ErrorKind::InvalidClientConfig;
+            RedisError::from((kind, "certificates cannot be read", error.to_string()))
+        };
+        return Client::build_with_tls(info, certificates).map_err(unreadable);
+    }
+    let _ = config;
+    Client::open(info)
 }
 
 fn is_server_error(error: &StoreError, code: &str) -> bool {

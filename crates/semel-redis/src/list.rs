@@ -8,16 +8,18 @@ use semel_core::store::{KeyPage, KeyQuery, KeyStore as _};
 use semel_core::{ErrorKind, Key, StoreError, Timestamp, limits};
 
 use crate::Redis;
-use crate::names::{TAGS, token_of};
+use crate::names::{entry_of, token_of};
 
 /// Steps of one page at most: then it ends, with what was found so far.
 const STEPS_MAX: usize = 64;
+/// Entries of a registry read in one step.
+const ENTRIES: usize = 32;
 
 /// Where a page begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum From {
-    /// In a registry: its tag, and the entry behind which to go on.
-    Run(u8, String),
+    /// In a registry: its tag, the entry behind which to go on, and how many records of the next one were shown.
+    Run(u8, u8, String),
     /// In the keyspace: node, cursor, and the name behind which to go on in its step.
     Space(u16, u64, Vec<u8>),
 }
@@ -25,7 +27,7 @@ enum From {
 impl From {
     fn to_bytes(&self) -> Vec<u8> {
         match self {
-            Self::Run(tag, entry) => [&[b'r', *tag][..], entry.as_bytes()].concat(),
+            Self::Run(tag, shown, entry) => [&[b'r', *tag, *shown][..], entry.as_bytes()].concat(),
             Self::Space(node, cursor, name) => {
                 [b"s", &node.to_be_bytes()[..], &cursor.to_be_bytes(), name].concat()
             }
@@ -35,9 +37,10 @@ impl From {
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         match bytes.split_first()? {
             (b'r', rest) => {
-                let (tag, entry) = rest.split_first()?;
+                let ([tag, shown], entry) = rest.split_first_chunk()?;
                 let entry = std::str::from_utf8(entry).ok()?.to_owned();
-                (entry.is_empty() || token_of(*tag, &entry).is_some()).then_some(Self::Run(*tag, entry))
+                let readable = entry.is_empty() || token_of(&entry).is_some();
+                readable.then_some(Self::Run(*tag, *shown, entry))
             }
             (b's', rest) => {
                 let (node, rest) = rest.split_first_chunk()?;
@@ -58,7 +61,7 @@ impl Redis {
         limits::check_batch(query.limit as usize)?;
         let running = matches!(query.state, Some(StateName::Claimed | StateName::Unknown));
         let from = match &query.from {
-            None if running => From::Run(0, String::new()),
+            None if running => From::Run(0, 0, String::new()),
             None => From::Space(0, 0, Vec::new()),
             Some(bytes) => From::from_bytes(bytes).ok_or_else(|| {
                 let text = "this page token is not one of this store's: begin again without it";
@@ -73,7 +76,10 @@ impl Redis {
                 break;
             };
             next = match from {
-                From::Run(tag, entry) => self.runs(query, tag, entry, left, &mut page).await?,
+                From::Run(tag, shown, entry) => {
+                    self.listed_runs(query, (tag, shown, entry), left, &mut page)
+                        .await?
+                }
                 From::Space(node, cursor, name) => {
                     self.space(query, (node, cursor, name), left, &mut page).await?
                 }
@@ -83,40 +89,52 @@ impl Redis {
         Ok(page)
     }
 
-    async fn runs(
+    async fn listed_runs(
         &self,
         query: &KeyQuery,
-        tag: u8,
-        entry: String,
+        (tag, shown, behind): (u8, u8, String),
         left: usize,
         page: &mut KeyPage,
     ) -> Result<Option<From>, StoreError> {
-        let entries = self.entries("list", tag, &entry, left).await?;
-        let whole = entries.len() < left;
-        let last = entries.last().map(|(entry, _)| entry.clone());
+        let entries = self.entries("list", tag, &behind, ENTRIES).await?;
+        let whole = entries.len() < ENTRIES;
         let wanted = |key: &Key| query.scope.as_ref().is_none_or(|scope| key.scope() == scope);
-        let (mut keys, mut tokens) = (Vec::new(), Vec::new());
-        for (entry, record) in &entries {
-            if let (Some(key), Some(token)) = (self.names().key(record), token_of(tag, entry))
-                && wanted(&key)
-            {
-                keys.push(key);
-                tokens.push(token);
+        let mut found = 0;
+        let mut from = From::Run(tag, shown, behind);
+        for (at, entry) in entries.iter().enumerate() {
+            let skip = if at == 0 { usize::from(shown) } else { 0 };
+            let names = entry.records.iter().enumerate().skip(skip);
+            let keys = names.filter_map(|(place, record)| Some((place, self.names().key(record)?)));
+            let (places, keys): (Vec<usize>, Vec<Key>) = keys.filter(|(_, key)| wanted(key)).unzip();
+            for ((key, reply), place) in keys.iter().zip(self.read_many(&keys).await).zip(places) {
+                let record = readable(key, reply)?;
+                // An entry of an older run of the key is left over.
+                if let Some(record) = record
+                    && record
+                        .lease()
+                        .is_some_and(|lease| lease.token == entry.token(place))
+                    && let Some(line) = query.shows(key, &record, Timestamp(0))
+                {
+                    page.records.push(line);
+                    found += 1;
+                    if found == left {
+                        let From::Run(_, _, behind) = from else {
+                            return Ok(None);
+                        };
+                        // An entry names at most 64.
+                        let shown = u8::try_from(place + 1).unwrap_or(u8::MAX);
+                        return Ok(Some(From::Run(tag, shown, behind)));
+                    }
+                }
             }
+            from = From::Run(tag, 0, entry_of(entry.first));
         }
-        for ((key, reply), token) in keys.iter().zip(self.read_many(&keys).await).zip(tokens) {
-            let record = readable(key, reply)?;
-            // An entry of an older run of the key is left over.
-            if let Some(record) = record
-                && record.lease().is_some_and(|lease| lease.token == token)
-            {
-                page.records.extend(query.shows(key, &record, Timestamp(0)));
-            }
-        }
-        Ok(match last {
-            Some(last) if !whole => Some(From::Run(tag, last)),
-            _ if tag + 1 < TAGS => Some(From::Run(tag + 1, String::new())),
-            _ => None,
+        Ok(if !whole {
+            Some(from)
+        } else if tag + 1 < self.names().registries() {
+            Some(From::Run(tag + 1, 0, String::new()))
+        } else {
+            None
         })
     }
 
@@ -179,13 +197,13 @@ mod tests {
     #[test]
     fn a_page_token_is_read_back_and_a_foreign_one_refused() {
         for from in [
-            From::Run(0, String::new()),
-            From::Run(63, "1767225600000-3".to_owned()),
+            From::Run(0, 0, String::new()),
+            From::Run(63, 7, "1767225600000-3".to_owned()),
             From::Space(2, u64::MAX, b"semel{00}\x01ab".to_vec()),
         ] {
             assert_eq!(From::from_bytes(&from.to_bytes()), Some(from));
         }
-        for foreign in [&b""[..], b"x", b"r", b"r\0oops", b"s\0", b"\x01ab"] {
+        for foreign in [&b""[..], b"x", b"r", b"r\0\0oops", b"s\0", b"\x01ab"] {
             assert_eq!(From::from_bytes(foreign), None);
         }
     }

@@ -2,13 +2,13 @@
 //!
 //! | bytes (from 1, as in Lua) | what |
 //! | --- | --- |
-//! | 1 | version of this layout, 1 |
-//! | 2 | state: `c` claimed, `u` unknown, `d` done, `t` tombstone, `a` absent |
-//! | 3 | flags: 1 hold, 2 extended, 4 somebody waits |
-//! | 4–11 | token |
-//! | 12–27 | nonce |
-//! | 28–35 | µs: claimed until, outcome kept until, tombstone until |
-//! | 36–43 | µs: done: tombstone until |
+//! | 1–8 | µs: claimed until, outcome kept until, tombstone until |
+//! | 9–16 | µs: done: tombstone until |
+//! | 17–24 | token |
+//! | 25–40 | nonce |
+//! | 41 | version of this layout, 2 |
+//! | 42 | state: `c` claimed, `u` unknown, `d` done, `t` tombstone, `a` absent |
+//! | 43 | flags: 1 hold, 2 extended, 4 somebody waits |
 //! | 44–47 | attempt |
 //! | 48–80 | fingerprint |
 //! | 81–88 | µs: withdrawn nonces are kept until |
@@ -17,15 +17,16 @@
 //! | then 32 | done and tombstone: digest of the outcome |
 //! | then 1, rest | done: outcome's code and bytes |
 //!
-//! Numbers are big endian. What a field has nothing for is zero.
+//! Numbers are big endian. What a field has nothing for is zero. What a script fills in stands in front, so that it puts
+//! a record together from two or three pieces.
 
 use bytes::Bytes;
 use semel_core::claim::{
-    Completion, Lease, Nonce, OwnerLost, REMOVE_GRACE_MS, Record, State, Token, Withdrawn,
+    Keep, Lease, Nonce, OwnerLost, REMOVE_GRACE_MS, Record, State, Token, WITHDRAWN_MS, Withdrawn,
 };
 use semel_core::{Claim, Fingerprint, StoredOutcome, Timestamp};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const HOLD: u8 = 1;
 const EXTENDED: u8 = 2;
 const WAITED: u8 = 4;
@@ -88,10 +89,10 @@ impl Packed {
             withdrawn.until.0
         };
         let mut bytes = Vec::with_capacity(HEAD + 16 * withdrawn.nonces.len() + rest.len());
-        bytes.extend_from_slice(&[VERSION, state, flags]);
-        bytes.extend_from_slice(&lease);
         bytes.extend_from_slice(&first.to_be_bytes());
         bytes.extend_from_slice(&last.to_be_bytes());
+        bytes.extend_from_slice(&lease);
+        bytes.extend_from_slice(&[VERSION, state, flags]);
         bytes.extend_from_slice(&attempts.to_be_bytes());
         bytes.extend_from_slice(&fingerprint);
         bytes.extend_from_slice(&until.to_be_bytes());
@@ -107,15 +108,15 @@ impl Packed {
     /// Reads it back; `None` for what this build does not know.
     pub(crate) fn from_bytes(bytes: &Bytes) -> Option<Self> {
         let mut reader = Reader(bytes);
-        let [version, state, flags] = reader.array()?;
-        if version != VERSION {
-            return None;
-        }
+        let (first, last) = (Timestamp(reader.number()?), Timestamp(reader.number()?));
         let lease = Lease {
             token: Token(reader.number()?),
             nonce: Nonce(reader.array()?),
         };
-        let (first, last) = (Timestamp(reader.number()?), Timestamp(reader.number()?));
+        let [version, state, flags] = reader.array()?;
+        if version != VERSION {
+            return None;
+        }
         let attempt = u32::from_be_bytes(reader.array()?);
         let fingerprint = Fingerprint::from_bytes(&reader.array::<33>()?)?;
         let until = Timestamp(reader.number()?);
@@ -182,16 +183,24 @@ pub(crate) fn expiry_ms(record: &Record, now: Timestamp) -> i64 {
     end.ms_since(now).saturating_add(1).max(1)
 }
 
-/// What the claim script puts before the token, between nonce and deadline, and behind the deadline.
-pub(crate) fn claim_parts(claim: &Claim) -> ([u8; 3], [u8; 16], [u8; HEAD - 35]) {
-    let mut tail = [0; HEAD - 35];
-    tail[8..12].copy_from_slice(&1_u32.to_be_bytes());
-    tail[12..45].copy_from_slice(&claim.fingerprint.to_bytes());
-    ([VERSION, b'c', hold(claim.owner_lost)], claim.nonce.0, tail)
+/// What the claim script puts behind the times and the token.
+pub(crate) fn claim_tail(claim: &Claim) -> [u8; HEAD - 24] {
+    let mut tail = [0; HEAD - 24];
+    tail[..16].copy_from_slice(&claim.nonce.0);
+    tail[16..19].copy_from_slice(&[VERSION, b'c', hold(claim.owner_lost)]);
+    tail[19..23].copy_from_slice(&1_u32.to_be_bytes());
+    tail[23..56].copy_from_slice(&claim.fingerprint.to_bytes());
+    tail
 }
 
-/// Token and nonce, as they stand in a record.
-pub(crate) fn lease_bytes(lease: Lease) -> [u8; 24] {
+/// The right of a run as it stands in a record, with the layout's version behind it.
+pub(crate) fn right(lease: Lease) -> [u8; 25] {
+    let mut bytes = [VERSION; 25];
+    bytes[..24].copy_from_slice(&lease_bytes(lease));
+    bytes
+}
+
+fn lease_bytes(lease: Lease) -> [u8; 24] {
     let mut bytes = [0; 24];
     bytes[..8].copy_from_slice(&lease.token.0.to_be_bytes());
     bytes[8..].copy_from_slice(&lease.nonce.0);
@@ -207,9 +216,15 @@ pub(crate) fn done_tail(outcome: &StoredOutcome) -> Vec<u8> {
     tail
 }
 
-/// Milliseconds after which Redis may drop what this completion stores: withdrawn nonces beside it are gone by then.
-pub(crate) const fn done_expiry_ms(done: &Completion) -> i64 {
-    done.keep.retention_ms + done.keep.tombstone_ms + semel_core::claim::WITHDRAWN_MS + REMOVE_GRACE_MS
+/// How long the completion script keeps what it stores: retention and tombstone in µs, then, as digits, the milliseconds
+/// after which Redis may drop it; withdrawn nonces beside it are gone by then.
+pub(crate) fn keep_bytes(keep: Keep) -> Vec<u8> {
+    let expiry_ms = keep.retention_ms + keep.tombstone_ms + WITHDRAWN_MS + REMOVE_GRACE_MS;
+    let mut bytes = Vec::with_capacity(32);
+    bytes.extend_from_slice(&(keep.retention_ms * 1_000).to_be_bytes());
+    bytes.extend_from_slice(&(keep.tombstone_ms * 1_000).to_be_bytes());
+    bytes.extend_from_slice(expiry_ms.to_string().as_bytes());
+    bytes
 }
 
 const fn hold(owner_lost: OwnerLost) -> u8 {
@@ -301,13 +316,13 @@ mod tests {
                 waited: false,
             }
             .to_bytes();
-            let done = bytes[1] == b'd';
+            let done = bytes[41] == b'd';
             for end in 0..bytes.len() {
                 // A shorter outcome is an outcome.
                 let readable = done && end >= bytes.len() - 2;
                 assert!(readable || Packed::from_bytes(&bytes[..end].to_vec().into()).is_none());
             }
-            for (at, byte) in [(0, 2), (1, b'x')] {
+            for (at, byte) in [(40, 1), (41, b'x')] {
                 let mut spoilt = bytes.clone();
                 spoilt[at] = byte;
                 assert_eq!(Packed::from_bytes(&spoilt.into()), None);
@@ -325,15 +340,9 @@ mod tests {
             lease_ms: 1,
         };
         let (token, until) = (Token(9), Timestamp(11));
-        let (head, nonce, tail) = claim_parts(&claim);
-        let script = [
-            &head[..],
-            &token.0.to_be_bytes(),
-            &nonce,
-            &until.0.to_be_bytes(),
-            &tail,
-        ]
-        .concat();
+        let tail = claim_tail(&claim);
+        let (until_bytes, token_bytes) = (until.0.to_be_bytes(), token.0.to_be_bytes());
+        let script = [&until_bytes[..], &[0; 8], &token_bytes, &tail].concat();
         let now = until.plus_ms(-1);
         let (record, _) = semel_core::claim::step::claim(None, &claim, now, token);
         let record = record.unwrap();

@@ -3,19 +3,19 @@
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use redis::Cmd;
+use redis::{Cmd, Value};
 use semel_core::claim::Token;
-use semel_core::{Clock as _, Key, StoreError, SystemClock};
+use semel_core::{Clock as _, Key, StoreError, SystemClock, Timestamp};
 
+use crate::clock::ServerTime;
 use crate::config::Config;
+use crate::error::Doing;
 use crate::health::{self, Facts};
 use crate::hints::Hints;
-use crate::link::{Link, Node};
-use crate::names::{Names, TAGS, entry_id};
+use crate::link::{LOOK, Link, Node};
+use crate::names::{Names, entry_of};
+use crate::runs::Runs;
 use crate::sweep::Place;
-
-/// Runs of one tag that have ended before their entries in the registry are removed, all at once.
-const ENDED: usize = 16;
 
 /// Keys on a Redis. Cheap to clone; all clones share a connection.
 #[derive(Clone)]
@@ -33,7 +33,8 @@ struct Inner {
     said: Mutex<Option<String>>,
     /// When the settings are looked at again, by this process's monotonic clock in µs.
     next_check: AtomicI64,
-    ended: Mutex<Vec<Vec<Token>>>,
+    server_time: ServerTime,
+    runs: Runs,
     place: Mutex<Place>,
 }
 
@@ -68,14 +69,15 @@ impl Redis {
         let link = Link::new(config.clone(), Arc::new(move |record| woken.wake(record)))?;
         link.live("connect").await?;
         let store = Self(Arc::new(Inner {
-            names: Names::new(&config.prefix),
+            names: Names::new(&config.prefix, config.cluster),
             link,
             hints,
             durable: AtomicBool::new(false),
             refusal: Mutex::new(None),
             said: Mutex::default(),
             next_check: AtomicI64::new(0),
-            ended: Mutex::new(vec![Vec::new(); usize::from(TAGS)]),
+            server_time: ServerTime::default(),
+            runs: Runs::default(),
             place: Mutex::default(),
             config,
         }));
@@ -97,7 +99,19 @@ impl Redis {
     /// # Errors
     /// What is wrong, or that they cannot be asked.
     pub async fn check(&self) -> Result<(), StoreError> {
-        self.judge(&self.facts().await?)
+        let judged = self.judge(&self.facts().await?);
+        self.look_at_the_clock().await;
+        judged
+    }
+
+    /// Claims ask for the time themselves as long as this did not work.
+    async fn look_at_the_clock(&self) {
+        let looked = self.link().run("check", Doing::Reading, &LOOK, 0, |_| ()).await;
+        if let Ok(Value::Array(values)) = looked
+            && let [Value::Int(now)] = values[..]
+        {
+            self.server_time().seen(Timestamp(now));
+        }
     }
 
     fn judge(&self, facts: &[Facts]) -> Result<(), StoreError> {
@@ -130,6 +144,14 @@ impl Redis {
 
     pub(crate) fn names(&self) -> &Names {
         &self.0.names
+    }
+
+    pub(crate) fn server_time(&self) -> &ServerTime {
+        &self.0.server_time
+    }
+
+    pub(crate) fn runs(&self) -> &Runs {
+        &self.0.runs
     }
 
     pub(crate) fn hints(&self) -> &Hints {
@@ -166,27 +188,15 @@ impl Redis {
         self.0.next_check.store(next, Ordering::Relaxed);
     }
 
-    /// Notes that a run is over. Its entry in the registry is removed with others, later; one that is left over (this
-    /// process dies) is removed by a sweep.
+    /// Notes that a run is over. Its entry in the registry is removed with others, later.
     pub(crate) fn run_ended(&self, key: &Key, token: Token) {
-        let tag = self.names().tag(&self.names().record(key));
-        let tokens = {
-            let mut ended = self.0.ended.lock().unwrap_or_else(PoisonError::into_inner);
-            match ended.get_mut(usize::from(tag)) {
-                Some(tokens) => {
-                    tokens.push(token);
-                    if tokens.len() < ENDED {
-                        return;
-                    }
-                    std::mem::take(tokens)
-                }
-                None => return,
-            }
+        let Some((tag, tokens)) = self.runs().ended(self.names(), &self.names().record(key), token) else {
+            return;
         };
         let mut command: Cmd = redis::cmd("XDEL");
         command.arg(self.names().registry(tag));
         for token in tokens {
-            command.arg(entry_id(token));
+            command.arg(entry_of(token));
         }
         let store = self.clone();
         tokio::spawn(async move {

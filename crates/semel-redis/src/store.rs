@@ -16,10 +16,11 @@ use semel_core::store::{
 use semel_core::{ErrorKind, Key, Scope, StoreError, Timestamp, crash_point};
 
 use crate::Redis;
-use crate::batch::{NO_TOKEN, Script, Transition};
+use crate::batch::{Ask, NO_TOKEN, Script, Transition};
 use crate::error::Doing;
 use crate::link;
-use crate::record::{claim_parts, done_expiry_ms, done_tail, lease_bytes};
+use crate::names::drawn_at;
+use crate::record::{claim_tail, done_tail, keep_bytes, right};
 
 #[async_trait]
 impl KeyStore for Redis {
@@ -135,9 +136,8 @@ impl KeyStore for Redis {
     }
 
     async fn subscribe(&self, key: &Key) -> Option<Hint> {
-        let channel = self.names().channel();
         let record = self.names().record(key);
-        self.link().subscribe(&channel).await.ok()?;
+        self.link().subscribe(self.names().channel()).await.ok()?;
         // Registered before the note is made, so that no hint is missed.
         let hint = self.hints().register(record.clone());
         let note = |command: &mut redis::Cmd| _ = command.arg(&record);
@@ -155,15 +155,19 @@ const CLAIM: Transition<Claim, ClaimReply> = Transition {
     check: Claim::check,
     bytes: |_| 0,
     script: Some(Script {
-        lua: &link::CLAIM,
-        registry: true,
-        arguments: |_, claim, command| {
-            let (head, nonce, tail) = claim_parts(claim);
-            command.arg(&head[..]).arg(&nonce[..]).arg(&tail[..]);
-            command.arg(claim.lease_ms * 1_000);
+        ask: Ask {
+            doing: Doing::Writing,
+            lua: &link::CLAIM,
+            grants: true,
+            common: |store, command| _ = command.arg(store.server_time().latest_ms()),
+            tells_time: false,
+            all_done: |first, index| (first + index, drawn_at(Token(first))),
         },
-        done: |claim, token, now| step::claim(None, claim, now, Token(token)),
+        arguments: |claim, command| {
+            command.arg(&claim_tail(claim)[..]).arg(claim.lease_ms * 1_000);
+        },
     }),
+    done: |claim, token, now| step::claim(None, claim, now, Token(token)),
     step: |record, claim, now| step::claim(record, claim, now, NO_TOKEN),
     granted: |reply, token| match reply {
         ClaimReply::Granted {
@@ -186,17 +190,20 @@ const COMPLETE: Transition<Completion, LeaseReply> = Transition {
     check: Completion::check,
     bytes: |done| done.outcome.bytes().len(),
     script: Some(Script {
-        lua: &link::COMPLETE,
-        registry: false,
-        arguments: |names, done, command| {
-            command.arg(&lease_bytes(done.lease)[..]);
-            command.arg(done.keep.retention_ms * 1_000);
-            command.arg(done.keep.tombstone_ms * 1_000);
-            command.arg(done_expiry_ms(done));
-            command.arg(done_tail(&done.outcome)).arg(names.channel());
+        ask: Ask {
+            doing: Doing::Writing,
+            lua: &link::COMPLETE,
+            grants: false,
+            common: |store, command| _ = command.arg(store.names().channel()),
+            tells_time: true,
+            all_done: |now, _| (1, Timestamp(now)),
         },
-        done: |_, until, _| (None, LeaseReply::Ok(Timestamp(until))),
+        arguments: |done, command| {
+            command.arg(&right(done.lease)[..]).arg(keep_bytes(done.keep));
+            command.arg(done_tail(&done.outcome));
+        },
     }),
+    done: |done, _, now| (None, LeaseReply::Ok(now.plus_ms(done.keep.retention_ms))),
     step: |record, done, now| step::complete(record, done, now),
     granted: unchanged,
     runs_on: false,
@@ -208,6 +215,7 @@ const EXTEND: Transition<Extension, LeaseReply> = Transition {
     check: Extension::check,
     bytes: |_| 0,
     script: None,
+    done: |_, _, now| (None, LeaseReply::Ok(now)),
     step: |record, wish, now| step::extend(record, wish, now),
     granted: unchanged,
     runs_on: true,
@@ -219,6 +227,7 @@ const RELEASE: Transition<Release, LeaseReply> = Transition {
     check: |_| Ok(()),
     bytes: |_| 0,
     script: None,
+    done: |_, _, now| (None, LeaseReply::Ok(now)),
     step: |record, release, now| step::release(record, release, now),
     granted: unchanged,
     runs_on: false,
@@ -230,6 +239,7 @@ const ABANDON: Transition<Abandonment, LeaseReply> = Transition {
     check: |_| Ok(()),
     bytes: |_| 0,
     script: None,
+    done: |_, _, now| (None, LeaseReply::Ok(now)),
     step: |record, abandonment, now| step::abandon(record, abandonment, now),
     granted: unchanged,
     runs_on: false,
@@ -244,6 +254,7 @@ const SETTLE: Transition<Settlement, LeaseReply> = Transition {
         Verdict::DidNotHappen => 0,
     },
     script: None,
+    done: |_, _, now| (None, LeaseReply::Ok(now)),
     step: |record, settlement, now| step::settle(record, settlement, now),
     granted: unchanged,
     runs_on: false,
@@ -255,6 +266,7 @@ const READ: Transition<Key, Option<Record>> = Transition {
     check: |_| Ok(()),
     bytes: |_| 0,
     script: None,
+    done: |_, _, _| (None, None),
     step: |record, _, now| {
         let seen = record.clone().and_then(|record| record.visible_at(now));
         (record, seen)

@@ -8,18 +8,20 @@ use std::sync::PoisonError;
 
 use redis::{Cmd, Value};
 use semel_core::StoreError;
-use semel_core::claim::{REMOVE_GRACE_MS, SweepReport, Swept};
+use semel_core::claim::{REMOVE_GRACE_MS, SweepReport, Swept, Token};
 
 use crate::Redis;
 use crate::error::{Doing, corrupt};
-use crate::link::{Node, SWEEP};
-use crate::names::{TAGS, token_of};
+use crate::link::{Node, SWEEP, short};
+use crate::names::{entry_of, token_of, unpack};
 
 /// Records looked at by one sweep, for each change that it may make, and beyond that.
 const LOOKS_PER_CHANGE: usize = 20;
 const LOOKS: usize = 1_000;
 /// Records looked at by one script.
 const PIECE: usize = 100;
+/// Entries of a registry read at once; one names up to 64 records.
+const ENTRIES: usize = 32;
 
 /// Where the next sweep goes on.
 #[derive(Debug, Clone, Default)]
@@ -31,11 +33,27 @@ pub(crate) struct Place {
     cursor: u64,
 }
 
-/// A record to be looked at, and the registry's entry that names it.
+/// An entry of a registry: its first token, and the records of the runs that one call may have been granted under it.
+pub(crate) struct Entry {
+    pub(crate) first: Token,
+    pub(crate) records: Vec<Vec<u8>>,
+}
+
+impl Entry {
+    /// The token of the record in this place.
+    pub(crate) fn token(&self, place: usize) -> Token {
+        Token(
+            self.first
+                .0
+                .saturating_add(i64::try_from(place).unwrap_or(i64::MAX)),
+        )
+    }
+}
+
+/// A record to be looked at, and the token under which a registry names it.
 struct Candidate {
     record: Vec<u8>,
-    token: Vec<u8>,
-    entry: String,
+    token: Option<Token>,
 }
 
 /// What is left of a sweep.
@@ -85,46 +103,64 @@ impl Redis {
     }
 
     async fn registries(&self, place: &mut Place, budget: &mut Budget) -> Result<(), StoreError> {
-        while place.tag < TAGS && !budget.is_spent() {
-            let entries = self.entries("sweep", place.tag, &place.entry, PIECE).await?;
-            let whole = entries.len() < PIECE;
+        while place.tag < self.names().registries() && !budget.is_spent() {
+            let entries = self.entries("sweep", place.tag, &place.entry, ENTRIES).await?;
+            let whole = entries.len() < ENTRIES;
             let candidates: Vec<Candidate> = entries
-                .into_iter()
-                .map(|(entry, record)| Candidate {
-                    token: token_of(place.tag, &entry)
-                        .map_or_else(Vec::new, |token| token.0.to_be_bytes().to_vec()),
-                    record,
-                    entry,
+                .iter()
+                .flat_map(|entry| {
+                    entry.records.iter().enumerate().map(|(place, record)| Candidate {
+                        record: record.clone(),
+                        token: Some(entry.token(place)),
+                    })
                 })
                 .collect();
-            let looked_at = self.tidy(&candidates, budget).await?;
-            if looked_at < candidates.len() {
-                if let Some(last) = looked_at.checked_sub(1).and_then(|at| candidates.get(at)) {
-                    place.entry.clone_from(&last.entry);
+            let mut over = self.tidy(&candidates, budget).await?.into_iter();
+            let mut ended = Vec::new();
+            for entry in entries {
+                let runs: Vec<bool> = over.by_ref().take(entry.records.len()).collect();
+                if runs.len() < entry.records.len() {
+                    // The budget is spent: the next sweep begins with this entry.
+                    return self.forget(place.tag, &ended).await;
                 }
-                return Ok(());
+                if runs.iter().all(|over| *over) {
+                    ended.push(entry.first);
+                }
+                place.entry = entry_of(entry.first);
             }
+            self.forget(place.tag, &ended).await?;
             if whole {
                 place.tag += 1;
                 place.entry.clear();
-            } else if let Some(last) = candidates.last() {
-                place.entry.clone_from(&last.entry);
             }
         }
-        if place.tag >= TAGS {
+        if place.tag >= self.names().registries() {
             place.tag = 0;
         }
         Ok(())
     }
 
-    /// Entries of a tag's registry behind this one: id and record's name.
+    /// Removes entries whose runs have all ended: a run that has ended never goes on.
+    async fn forget(&self, tag: u8, ended: &[Token]) -> Result<(), StoreError> {
+        if ended.is_empty() {
+            return Ok(());
+        }
+        let mut command = redis::cmd("XDEL");
+        command.arg(self.names().registry(tag));
+        for token in ended {
+            command.arg(entry_of(*token));
+        }
+        self.link().ask("sweep", &Node::Only, command).await.map(|_| ())
+    }
+
+    /// Entries of a tag's registry behind this one.
     pub(crate) async fn entries(
         &self,
         operation: &'static str,
         tag: u8,
         behind: &str,
         count: usize,
-    ) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+    ) -> Result<Vec<Entry>, StoreError> {
         let from = if behind.is_empty() {
             "-".to_owned()
         } else {
@@ -134,7 +170,7 @@ impl Redis {
         command.arg(self.names().registry(tag)).arg(from).arg("+");
         command.arg("COUNT").arg(count);
         let answer = self.link().ask(operation, &Node::Only, command).await?;
-        entries_of(answer).ok_or_else(|| corrupt(operation, "the registry of runs cannot be read"))
+        entries_of(tag, answer).ok_or_else(|| corrupt(operation, "the registry of runs cannot be read"))
     }
 
     async fn keyspace(&self, place: &mut Place, budget: &mut Budget) -> Result<(), StoreError> {
@@ -145,13 +181,9 @@ impl Redis {
             budget.looks = budget.looks.saturating_sub(1);
             let candidates: Vec<Candidate> = found
                 .into_iter()
-                .map(|record| Candidate {
-                    record,
-                    token: Vec::new(),
-                    entry: String::new(),
-                })
+                .map(|record| Candidate { record, token: None })
                 .collect();
-            if self.tidy(&candidates, budget).await? < candidates.len() {
+            if self.tidy(&candidates, budget).await?.len() < candidates.len() {
                 return Ok(());
             }
             place.cursor = cursor;
@@ -183,9 +215,10 @@ impl Redis {
         Ok((cursor, names.collect()))
     }
 
-    /// Looks at records in order until the budget is spent; how many.
-    async fn tidy(&self, candidates: &[Candidate], budget: &mut Budget) -> Result<usize, StoreError> {
-        let mut done = 0;
+    /// Looks at records in order until the budget is spent; of each that it looked at, whether the run is over under whose
+    /// token it was named.
+    async fn tidy(&self, candidates: &[Candidate], budget: &mut Budget) -> Result<Vec<bool>, StoreError> {
+        let mut over = Vec::new();
         let groups: Vec<&[Candidate]> = if self.link().is_cluster() {
             candidates
                 .chunk_by(|one, two| self.names().tag(&one.record) == self.names().tag(&two.record))
@@ -199,47 +232,59 @@ impl Redis {
                 break;
             }
             let looked_at = self.tidy_some(group, budget).await?;
-            done += looked_at;
-            if looked_at < group.len() {
+            let all = looked_at.len() == group.len();
+            over.extend(looked_at);
+            if !all {
                 break;
             }
         }
-        Ok(done)
+        Ok(over)
     }
 
-    async fn tidy_some(&self, group: &[Candidate], budget: &mut Budget) -> Result<usize, StoreError> {
+    async fn tidy_some(&self, group: &[Candidate], budget: &mut Budget) -> Result<Vec<bool>, StoreError> {
         let changes = budget.changes;
         let fill = |command: &mut Cmd| {
             for candidate in group {
                 command.arg(&candidate.record);
-                command.arg(self.names().registry_of(&candidate.record));
             }
             command.arg(changes).arg(REMOVE_GRACE_MS * 1_000);
             for candidate in group {
-                command.arg(&candidate.token).arg(&candidate.entry);
+                match candidate.token {
+                    Some(token) => command.arg(&token.0.to_be_bytes()[..]),
+                    None => command.arg(""),
+                };
             }
         };
         // Sweeping again does no harm: a reply that is lost is only counted less.
-        let answers = self
+        let answer = self
             .link()
-            .run("sweep", Doing::Reading, &SWEEP, 2 * group.len(), fill)
-            .await?;
-        for answer in &answers {
-            let swept = match answer {
-                Value::Int(1) => Swept::Unknown,
-                Value::Int(2) => Swept::Tombstoned,
-                Value::Int(3) => Swept::Removed,
-                _ => continue,
+            .run("sweep", Doing::Reading, &SWEEP, group.len(), fill);
+        let Value::Array(answers) = answer.await? else {
+            return Err(short("sweep", Doing::Reading));
+        };
+        let mut over = Vec::new();
+        for answer in answers {
+            let Value::Int(number @ 0..=7) = answer else {
+                return Err(short("sweep", Doing::Reading));
             };
-            budget.report.count(swept);
-            budget.changes = budget.changes.saturating_sub(1);
+            let swept = match number % 4 {
+                1 => Some(Swept::Unknown),
+                2 => Some(Swept::Tombstoned),
+                3 => Some(Swept::Removed),
+                _ => None,
+            };
+            if let Some(swept) = swept {
+                budget.report.count(swept);
+                budget.changes = budget.changes.saturating_sub(1);
+            }
+            over.push(number >= 4);
         }
-        budget.looks = budget.looks.saturating_sub(answers.len());
-        Ok(answers.len())
+        budget.looks = budget.looks.saturating_sub(over.len());
+        Ok(over)
     }
 }
 
-fn entries_of(answer: Value) -> Option<Vec<(String, Vec<u8>)>> {
+fn entries_of(tag: u8, answer: Value) -> Option<Vec<Entry>> {
     let Value::Array(entries) = answer else {
         return None;
     };
@@ -248,10 +293,22 @@ fn entries_of(answer: Value) -> Option<Vec<(String, Vec<u8>)>> {
         let [Value::BulkString(id), Value::Array(fields)] = <[Value; 2]>::try_from(parts).ok()? else {
             return None;
         };
-        let Value::BulkString(record) = fields.into_iter().nth(1)? else {
+        let fields: [Value; 2] = fields.try_into().ok()?;
+        let [Value::BulkString(field), Value::BulkString(names)] = fields else {
             return None;
         };
-        Some((String::from_utf8(id).ok()?, record))
+        let first = token_of(std::str::from_utf8(&id).ok()?)?;
+        Some(match &field[..] {
+            b"k" => Entry {
+                first: Token(first.0 + i64::from(tag)),
+                records: vec![names],
+            },
+            b"b" => Entry {
+                first,
+                records: unpack(&names)?,
+            },
+            _ => return None,
+        })
     };
     entries.into_iter().map(entry).collect()
 }

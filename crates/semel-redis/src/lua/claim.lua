@@ -1,27 +1,54 @@
 -- Grants keys of which nothing is stored; of all others it only shows the record.
--- KEYS: record, registry; per item. ARGV: head, nonce, tail, lease in µs; per item (see record.rs).
--- Answers a token or the record for each item, and the time in µs last.
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local replies, n = {}, 0
-for i = 1, #KEYS, 2 do
-  local reply = redis.call('GET', KEYS[i])
-  if not reply then
-    -- The registry's next id makes the token: it only grows, whatever the clock does and whatever is deleted.
-    local id = redis.call('XADD', KEYS[i + 1], '*', 'k', KEYS[i])
-    local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-    if tonumber(seq) > 127 then
-      id = redis.call('XADD', KEYS[i + 1], string.format('%.0f', ms + 1) .. '-0', 'k', KEYS[i])
-      redis.call('XDEL', KEYS[i + 1], ms .. '-' .. seq)
-      ms, seq = ms + 1, 0
-    end
-    reply = (ms - 1767225600000) * 8192 + seq * 64 + tonumber(string.sub(KEYS[i + 1], -3, -2), 16)
-    local a = 4 * n
-    redis.call('SET', KEYS[i], ARGV[a + 1] .. struct.pack('>i8', reply) .. ARGV[a + 2]
-      .. struct.pack('>i8', now + ARGV[a + 4]) .. ARGV[a + 3])
-  end
-  n = n + 1
-  replies[n] = reply
+-- KEYS: registry, then the records. ARGV: names for one entry of the registry about all ('' for an entry about each), what
+-- is added to the token of such an entry, latest ms that the time can be, then per item: record without its times and
+-- token, lease in µs.
+-- Answers a token or the record for each item, and the time in µs last; if one entry grants several items and nothing is
+-- shown, only the first token and the time; of one item that is granted at the token's ms only the token.
+local call = redis.call
+local count, names = #KEYS - 1, ARGV[1]
+local replies, shown, first, now = {}, false, nil, nil
+local function ask()
+  local time = call('TIME')
+  now = time[1] * 1000000 + time[2]
 end
-replies[n + 1] = now
+if count > 1 then ask() end
+for i = 1, count do
+  local key = KEYS[i + 1]
+  local reply = call('GET', key)
+  if reply then
+    shown = true
+  else
+    if not first or names == '' then
+      -- The id of the entry makes the tokens: ids only grow, whatever the clock does and whatever is deleted.
+      local field, value = 'b', names
+      if names == '' then field, value = 'k', key end
+      local id = call('XADD', KEYS[1], '*', field, value)
+      local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+      if tonumber(seq) > 127 then
+        id = call('XADD', KEYS[1], string.format('%.0f', ms + 1) .. '-0', field, value)
+        call('XDEL', KEYS[1], ms .. '-' .. seq)
+        ms, seq = ms + 1, 0
+      end
+      first = (ms - 1767225600000) * 8192 + seq * 64
+      if not now then
+        -- It is the time as well, unless the clock was set back.
+        if tonumber(ms) > tonumber(ARGV[3]) then
+          ask()
+          shown = true
+        else
+          now = ms * 1000
+        end
+      end
+    end
+    if names == '' then reply = first + ARGV[2] else reply = first + i - 1 end
+    call('SET', key, struct.pack('>i8i8i8', now + ARGV[2 * i + 3], 0, reply) .. ARGV[2 * i + 2])
+  end
+  replies[i] = reply
+end
+if not shown then
+  if count == 1 then return replies[1] end
+  if names ~= '' then return {first, now} end
+end
+if not now then ask() end
+replies[count + 1] = now
 return replies

@@ -1,27 +1,35 @@
 -- Stores outcomes of runs whose right is current; of all others it only shows the record.
--- KEYS: record; per item. ARGV: lease, retention in µs, tombstone in µs, expiry in ms, tail, channel; per item.
--- Answers until when the outcome is kept, or the record or nothing, for each item, and the time in µs last.
-local time = redis.call('TIME')
+-- KEYS: records. ARGV: channel, then per item: right with the layout's version, how long it is kept, tail.
+-- Answers the time in µs alone if all are stored; else 1 or the record or nothing for each item, and the time last.
+local call = redis.call
+local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
-local replies = {}
+local replies, shown = {}, false
+local keep, times, expiry
 for i = 1, #KEYS do
-  local a = 6 * (i - 1)
-  local reply = redis.call('GET', KEYS[i])
-  if reply and string.sub(reply, 4, 27) == ARGV[a + 1] then
-    local state = string.sub(reply, 1, 2)
-    if state == '\1c' or state == '\1u' then
-      local flags, retain = string.byte(reply, 3), now + ARGV[a + 2]
-      redis.call('SET', KEYS[i], '\1d\0' .. ARGV[a + 1]
-        .. struct.pack('>i8i8', retain, retain + ARGV[a + 3]) .. string.sub(reply, 44) .. ARGV[a + 5],
-        'PX', ARGV[a + 4])
-      if flags >= 4 then
-        -- A hint that cannot be sent must not undo the outcome.
-        redis.pcall('PUBLISH', ARGV[a + 6], KEYS[i])
-      end
-      reply = retain
+  local key, a = KEYS[i], 3 * i - 1
+  local reply = call('GET', key)
+  local state, flags
+  if reply and string.sub(reply, 17, 41) == ARGV[a] then state, flags = string.byte(reply, 42, 43) end
+  -- Claimed or unknown.
+  if state == 99 or state == 117 then
+    if keep ~= ARGV[a + 1] then
+      keep = ARGV[a + 1]
+      -- Retention and tombstone in µs, then the expiry in ms as digits.
+      local retention, tombstone = struct.unpack('>i8i8', keep)
+      times, expiry = struct.pack('>i8i8', now + retention, now + retention + tombstone), string.sub(keep, 17)
     end
+    call('SET', key, times .. ARGV[a] .. 'd\0' .. string.sub(reply, 44) .. ARGV[a + 2], 'PX', expiry)
+    if flags >= 4 then
+      -- A hint that cannot be sent must not undo the outcome.
+      redis.pcall('PUBLISH', ARGV[1], key)
+    end
+    reply = 1
+  else
+    shown = true
   end
   replies[i] = reply
 end
+if not shown then return now end
 replies[#KEYS + 1] = now
 return replies

@@ -5,7 +5,7 @@ repeat
   local answer = redis.call('SCAN', cursor, 'MATCH', ARGV[1] .. '{*', 'COUNT', 1000)
   cursor = answer[1]
   for _, key in ipairs(answer[2]) do
-    for _, at in ipairs({27, 35, 80}) do
+    for _, at in ipairs({0, 8, 80}) do
       local bytes = redis.pcall('GETRANGE', key, at, at + 7)
       if type(bytes) == 'string' and #bytes == 8 then
         local time = struct.unpack('>i8', bytes)

@@ -9,5 +9,7 @@ mod history;
 mod laws;
 mod layout;
 mod refusals;
+#[cfg(feature = "tls")]
+mod tls;
 mod trouble;
 mod world;

@@ -189,7 +189,7 @@ async fn a_name_that_holds_something_else_fails_alone() {
     };
     let _: ::redis::Value = raw.ask(&[b"DEL", &name(&claims[0])]).await;
     let _: ::redis::Value = raw.ask(&[b"LPUSH", &name(&claims[0]), b"x"]).await;
-    let _: ::redis::Value = raw.ask(&[b"SETRANGE", &name(&claims[1]), b"0", b"\x09"]).await;
+    let _: ::redis::Value = raw.ask(&[b"SETRANGE", &name(&claims[1]), b"40", b"\x09"]).await;
     let again: Vec<Claim> = claims.iter().map(duplicate).collect();
     let replies = store.claim_many(&again).await;
     assert_eq!(replies[0].as_ref().unwrap_err().kind(), ErrorKind::Invalid);
