@@ -52,43 +52,76 @@ pub enum Participant {
 
 /// One step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(from = "WrittenStep")]
 pub struct Step {
     /// Unique in its saga; part of the keys, so renaming a step makes it another step.
     pub name: String,
     /// Where the action goes: a URL, or the name of a handler in this process.
     pub action: String,
     /// Where the compensation goes. Only a read-only step, the pivot and steps after it may have none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub compensation: Option<String>,
     /// Steps that must have succeeded first. Absent: the step before it in the list. Empty: none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<Vec<String>>,
     /// What the participant does with duplicates. Default `none`.
-    #[serde(default)]
     pub participant: Participant,
-    /// Budget of the action. A retriable step wants a long one.
-    #[serde(default)]
+    /// Budget of the action. Default: [`RetryPolicy::default`], for a retriable step [`patient`].
     pub retry: RetryPolicy,
     /// Budget of the compensation, always a full one of its own. Default: a day.
-    #[serde(default = "patient")]
     pub compensation_retry: RetryPolicy,
     /// Milliseconds one attempt may take. Default [`ATTEMPT_TIMEOUT_MS_DEFAULT`].
-    #[serde(default = "attempt_timeout_ms_default")]
     pub attempt_timeout_ms: u64,
     /// From its start on the saga no longer turns, unless the pivot itself is refused.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_false")]
     pub pivot: bool,
     /// It changes nothing, so there is nothing to compensate and it may be repeated.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_false")]
     pub read_only: bool,
     /// It is never refused, only delayed. Every step that does not come before the pivot must be.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_false")]
     pub retriable: bool,
 }
 
-const fn attempt_timeout_ms_default() -> u64 {
-    ATTEMPT_TIMEOUT_MS_DEFAULT
+/// A step as it is written in JSON: what may be left out, before the defaults are known.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenStep {
+    name: String,
+    action: String,
+    compensation: Option<String>,
+    after: Option<Vec<String>>,
+    #[serde(default)]
+    participant: Participant,
+    retry: Option<RetryPolicy>,
+    compensation_retry: Option<RetryPolicy>,
+    attempt_timeout_ms: Option<u64>,
+    #[serde(default)]
+    pivot: bool,
+    #[serde(default)]
+    read_only: bool,
+    #[serde(default)]
+    retriable: bool,
+}
+
+impl From<WrittenStep> for Step {
+    fn from(written: WrittenStep) -> Self {
+        let mut step = Self::new(written.name, written.action);
+        if written.retriable {
+            step = step.retriable();
+        }
+        Self {
+            compensation: written.compensation,
+            after: written.after,
+            participant: written.participant,
+            retry: written.retry.unwrap_or(step.retry),
+            compensation_retry: written.compensation_retry.unwrap_or(step.compensation_retry),
+            attempt_timeout_ms: written.attempt_timeout_ms.unwrap_or(step.attempt_timeout_ms),
+            pivot: written.pivot,
+            read_only: written.read_only,
+            ..step
+        }
+    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
@@ -231,5 +264,53 @@ impl Step {
         self.retriable = true;
         self.retry = patient();
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(step: &str) -> Step {
+        serde_json::from_str(step).unwrap()
+    }
+
+    /// Otherwise a step that can only be late would be given up after the budget of one that may be refused.
+    #[test]
+    fn a_step_in_json_has_the_budgets_of_the_one_in_rust() {
+        assert_eq!(
+            read(r#"{"name": "ship", "action": "http://x", "retriable": true}"#),
+            Step::new("ship", "http://x").retriable()
+        );
+        assert_eq!(
+            read(r#"{"name": "ship", "action": "http://x"}"#),
+            Step::new("ship", "http://x")
+        );
+        let own = read(
+            r#"{"name": "ship", "action": "http://x", "retriable": true, "retry": {"attempts_max": 3}}"#,
+        );
+        assert_eq!(
+            own.retry,
+            RetryPolicy {
+                attempts_max: 3,
+                ..RetryPolicy::default()
+            },
+            "what is written counts"
+        );
+    }
+
+    #[test]
+    fn a_stored_step_reads_as_it_was_written_and_a_stranger_is_refused_by_name() {
+        let step = Step::new("pay", "http://x")
+            .compensated_by("http://y")
+            .after(["a"])
+            .keyed()
+            .with_attempt_timeout_ms(5);
+        assert_eq!(read(&serde_json::to_string(&step).unwrap()), step);
+        let stored = serde_json::to_string(&Step::new("s", "http://x").retriable()).unwrap();
+        assert_eq!(read(&stored), Step::new("s", "http://x").retriable());
+        let error =
+            serde_json::from_str::<Step>(r#"{"name": "s", "action": "a", "retryable": true}"#).unwrap_err();
+        assert!(error.to_string().contains("retryable"), "{error}");
     }
 }
