@@ -24,7 +24,7 @@ use crate::route::Routes;
 use crate::run::{self, Detach, Job, Turn};
 use crate::scope::ScopeError;
 use crate::shared::Shared;
-use crate::wait::WaitEnd;
+use crate::wait::{NoWait, WaitEnd};
 use crate::{fingerprint, key};
 
 /// A service behind an [`IdempotencyLayer`](crate::IdempotencyLayer).
@@ -302,12 +302,13 @@ where
                 let wait = Duration::from_millis(shared.config.wait_ms_max);
                 let deadline = *deadline.get_or_insert_with(|| SystemClock.monotonic() + wait);
                 let (per_key, all) = (shared.config.waiters_per_key_max, shared.config.waiters_max);
-                let Some(waiter) = shared.waiters.subscribe(&same.key, per_key, all) else {
-                    return Ok(shared.still_running(&same.key));
+                let waiter = match shared.waiters.subscribe(&same.key, per_key, all) {
+                    Ok(waiter) => waiter,
+                    Err(why) => return Ok(shared.still_running(&same.key, why)),
                 };
                 match Box::pin(waiter.wait(&*shared.store, lease_left, deadline)).await {
                     WaitEnd::Changed => job = *same,
-                    WaitEnd::TimedOut => return Ok(shared.still_running(&same.key)),
+                    WaitEnd::TimedOut => return Ok(shared.still_running(&same.key, NoWait::TooLong)),
                 }
             }
         }

@@ -20,7 +20,7 @@ use crate::observe::{Counts, Event, Observer};
 use crate::policy::OutcomeWord;
 use crate::problem::{Problem, ProblemKind};
 use crate::scope::ScopeResolver;
-use crate::wait::{Latency, Waiters};
+use crate::wait::{Latency, NoWait, Waiters};
 
 /// Seconds in `Retry-After` when the store or this process has no room now.
 pub(crate) const RETRY_SOON_S: u64 = 2;
@@ -149,12 +149,31 @@ impl Shared {
         self.problem(kind, detail)
     }
 
-    /// "Still running": with a `Retry-After` from what runs usually take.
-    pub(crate) fn still_running(&self, key: &Key) -> Response<Body> {
+    /// "Still running", and which limit ended the wait for it: with a `Retry-After` from what runs usually take.
+    pub(crate) fn still_running(&self, key: &Key, why: NoWait) -> Response<Body> {
+        let config = &self.config;
+        let limit = match why {
+            NoWait::TooLong => format!("within wait_ms_max = {} ms", config.wait_ms_max),
+            NoWait::KeyFull => format!(
+                "and waiters_per_key_max = {} wait for it already",
+                config.waiters_per_key_max
+            ),
+            NoWait::AllFull => format!("and waiters_max = {} requests wait already", config.waiters_max),
+        };
+        self.running(key, &format!(" {limit}"))
+    }
+
+    /// "Still running", to an owner that has lost its claim to another one.
+    pub(crate) fn run_by_another(&self, key: &Key) -> Response<Body> {
+        self.running(key, "")
+    }
+
+    fn running(&self, key: &Key, limit: &str) -> Response<Body> {
         self.saw(Event::Running, Some(key));
-        let kind = ProblemKind::Running;
-        let detail = "the first request with this key has not ended; send the same request again later";
-        self.answer(&Problem::new(kind, detail).retry_after(self.latency.retry_after_s()))
+        let detail = format!(
+            "the first request with this key has not ended{limit}; send the same request again later"
+        );
+        self.answer(&Problem::new(ProblemKind::Running, detail).retry_after(self.latency.retry_after_s()))
     }
 
     /// "Not known": a state of its own, so no `Retry-After` that a client would loop on (rule K11).
@@ -182,8 +201,11 @@ impl Shared {
     pub(crate) fn no_store(&self, key: &Key) -> Response<Body> {
         self.saw(Event::StoreDown, Some(key));
         let kind = ProblemKind::StoreUnavailable;
-        let detail =
-            "the store of keys gives no answer, so nothing was run; send the same request again later";
+        let detail = format!(
+            "the store of keys gives no answer (it has store_ms_max = {} ms), so nothing was run; send the same request \
+             again later",
+            self.config.store_ms_max
+        );
         self.answer(&Problem::new(kind, detail).retry_after(RETRY_SOON_S))
     }
 

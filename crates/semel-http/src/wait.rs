@@ -45,6 +45,17 @@ pub(crate) struct Waiter {
     notify: Arc<Notify>,
 }
 
+/// Why a duplicate does not wait, or no longer: a limit of [`Config`](crate::Config).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoWait {
+    /// `wait_ms_max` is over.
+    TooLong,
+    /// `waiters_per_key_max` wait for this key.
+    KeyFull,
+    /// `waiters_max` wait in this process.
+    AllFull,
+}
+
 /// Why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitEnd {
@@ -56,22 +67,27 @@ pub(crate) enum WaitEnd {
 
 impl Waiters {
     /// A place, unless one of the two limits is reached.
-    pub(crate) fn subscribe(self: &Arc<Self>, key: &Key, per_key_max: usize, max: usize) -> Option<Waiter> {
+    pub(crate) fn subscribe(
+        self: &Arc<Self>,
+        key: &Key,
+        per_key_max: usize,
+        max: usize,
+    ) -> Result<Waiter, NoWait> {
         if per_key_max == 0 {
-            return None;
+            return Err(NoWait::KeyFull);
         }
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
         if self.total.load(Ordering::SeqCst) >= max {
-            return None;
+            return Err(NoWait::AllFull);
         }
         let waited = keys.entry(key.clone()).or_default();
         if waited.count >= per_key_max {
-            return None;
+            return Err(NoWait::KeyFull);
         }
         waited.count += 1;
         let notify = Arc::clone(&waited.notify);
         self.total.fetch_add(1, Ordering::SeqCst);
-        Some(Waiter {
+        Ok(Waiter {
             waiters: Arc::clone(self),
             key: key.clone(),
             notify,
@@ -193,14 +209,11 @@ mod tests {
     fn places_are_limited_per_key_and_in_all_and_given_back() {
         let waiters = Arc::new(Waiters::default());
         let first = waiters.subscribe(&key("a"), 1, 2).unwrap();
-        assert!(waiters.subscribe(&key("a"), 1, 2).is_none(), "the key is full");
+        assert_eq!(waiters.subscribe(&key("a"), 1, 2).unwrap_err(), NoWait::KeyFull);
         let _second = waiters.subscribe(&key("b"), 1, 2).unwrap();
-        assert!(
-            waiters.subscribe(&key("c"), 1, 2).is_none(),
-            "the process is full"
-        );
+        assert_eq!(waiters.subscribe(&key("c"), 1, 2).unwrap_err(), NoWait::AllFull);
         drop(first);
-        assert!(waiters.subscribe(&key("a"), 1, 2).is_some());
+        assert!(waiters.subscribe(&key("a"), 1, 2).is_ok());
         assert_eq!(
             waiters.keys.lock().unwrap().len(),
             1,

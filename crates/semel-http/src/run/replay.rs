@@ -96,7 +96,7 @@ pub(super) fn record(shared: &Shared, owned: &Owned, record: Option<Record>) -> 
         return mismatch::answer(shared, &owned.key, "a part of it");
     }
     match state {
-        State::Claimed { lease, .. } if lease != owned.lease => shared.still_running(&owned.key),
+        State::Claimed { lease, .. } if lease != owned.lease => shared.run_by_another(&owned.key),
         State::Done {
             outcome,
             retain_until,

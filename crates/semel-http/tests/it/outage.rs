@@ -46,6 +46,11 @@ async fn closed_refuses_and_open_runs_without_protection_and_says_so(world: Worl
                     (answer.code().as_str(), answer.header("retry-after")),
                     ("SEM0411", Some("2"))
                 );
+                assert!(
+                    answer.detail().contains("store_ms_max = 5000 ms"),
+                    "{}",
+                    answer.detail()
+                );
             }
         }
         assert_eq!((runs.count(), layer.counts().get(event)), (ran, 2), "{outage:?}");

@@ -233,6 +233,12 @@ impl Answer {
         self.header("semel-outcome").unwrap_or("none")
     }
 
+    /// What a problem says to a person.
+    pub(crate) fn detail(&self) -> String {
+        let problem: serde_json::Value = serde_json::from_slice(&self.body).unwrap();
+        problem["detail"].as_str().unwrap().to_owned()
+    }
+
     /// The code of a problem, or what the body is instead.
     pub(crate) fn code(&self) -> String {
         match serde_json::from_slice::<serde_json::Value>(&self.body) {

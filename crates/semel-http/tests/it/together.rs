@@ -100,7 +100,11 @@ async fn a_duplicate_runs_by_itself_when_the_first_gave_the_key_back(world: Worl
 
 async fn a_duplicate_waits_at_most_the_cap_and_is_told_when_to_come_back(world: World) {
     let (runs, gate) = (Runs::default(), Gate::default());
-    for (wait_ms_max, waiters_per_key_max) in [(0, 64), (20, 64), (60_000, 0)] {
+    for (wait_ms_max, waiters_per_key_max, limit) in [
+        (0, 64, "wait_ms_max = 0 ms"),
+        (20, 64, "wait_ms_max = 20 ms"),
+        (60_000, 0, "waiters_per_key_max = 0 "),
+    ] {
         let layer = world.layer_with(|config| {
             config.wait_ms_max = wait_ms_max;
             config.waiters_per_key_max = waiters_per_key_max;
@@ -117,6 +121,7 @@ async fn a_duplicate_waits_at_most_the_cap_and_is_told_when_to_come_back(world: 
             (409, "SEM0405", "running")
         );
         assert_eq!(second.header("retry-after"), Some("1"));
+        assert!(second.detail().contains(limit), "{limit}: {}", second.detail());
         gate.open_once();
         assert_eq!(first.await.unwrap().status, 201);
     }
@@ -212,11 +217,9 @@ async fn a_client_that_leaves_a_waiting_duplicate_gives_its_place_back(world: Wo
     gate.arrived().await;
     let gone = send_soon(&app, post("a"));
     until("it waits", async || store.calls("read") > 0).await;
-    assert_eq!(
-        send(&app, post("a")).await.outcome(),
-        "running",
-        "no place is left"
-    );
+    let third = send(&app, post("a")).await;
+    assert_eq!(third.outcome(), "running", "no place is left");
+    assert!(third.detail().contains("waiters_max = 1 "), "{}", third.detail());
     gone.abort();
     assert!(gone.await.unwrap_err().is_cancelled());
     let stays = send_soon(&app, post("a"));
