@@ -19,10 +19,11 @@ pub(crate) struct HttpArgs {
     /// The operation's path and query; instead of that of the URL
     #[arg(long)]
     path: Option<String>,
-    /// A file with the operation's body [default: a small JSON object]
-    #[arg(long, value_name = "FILE")]
+    /// A file with the operation's body; needs --other-body [default: a small JSON object]
+    #[arg(long, value_name = "FILE", requires = "other_body")]
     body: Option<PathBuf>,
-    /// A file with another valid body, for the same key with another body [default: the body and a space]
+    /// A file with another valid body, for the same key with another body: what it says must differ, not only how it is
+    /// written [default: the small JSON object with another amount]
     #[arg(long, value_name = "FILE")]
     other_body: Option<PathBuf>,
     /// A header of every request, such as `Authorization: Bearer alice`; may be repeated
@@ -55,6 +56,9 @@ pub(crate) struct HttpArgs {
     /// Milliseconds to wait for an answer
     #[arg(long, value_name = "MS", default_value_t = 30_000)]
     timeout_ms: u64,
+    /// A required check that was not made is a failure, too
+    #[arg(long)]
+    pub(super) all: bool,
     /// Print the report as JSON
     #[arg(long)]
     pub(super) json: bool,
@@ -137,9 +141,13 @@ impl Options {
         };
         let other_body = match &args.other_body {
             Some(path) => file(path)?,
-            None if args.body.is_none() => Bytes::from_static(b"{\"amount\":999999,\"currency\":\"EUR\"}"),
-            None => [&body[..], b" "].concat().into(),
+            None => Bytes::from_static(b"{\"amount\":999999,\"currency\":\"EUR\"}"),
         };
+        if same(&body, &other_body) {
+            return Err(
+                "--other-body says the same as the body: name a file with another valid request".to_owned(),
+            );
+        }
         let mut headers = HeaderMap::new();
         for text in &args.header {
             let (name, value) = header(text)?;
@@ -173,6 +181,12 @@ impl Options {
             timeout: Duration::from_millis(args.timeout_ms.max(1)),
         })
     }
+}
+
+/// Whether two bodies are one request to a service that compares bytes, or JSON by its value.
+fn same(one: &[u8], other: &[u8]) -> bool {
+    let json = |bytes| serde_json::from_slice::<serde_json::Value>(bytes).ok();
+    one == other || json(one).is_some_and(|one| json(other) == Some(one))
 }
 
 fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {

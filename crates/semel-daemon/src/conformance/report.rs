@@ -113,10 +113,15 @@ impl Finding {
     }
 }
 
-/// Whether all that is required was found.
-pub(super) fn conforms(findings: &[Finding]) -> bool {
-    let bad = |finding: &Finding| finding.verdict == Verdict::Failed && finding.level == Level::Required;
-    !findings.iter().any(bad)
+/// Whether nothing that is required failed, and with `all` nothing of it was left unchecked.
+pub(super) fn conforms(findings: &[Finding], all: bool) -> bool {
+    required(findings, Verdict::Failed) == 0 && !(all && required(findings, Verdict::NotChecked) > 0)
+}
+
+/// Required checks that ended so.
+fn required(findings: &[Finding], verdict: Verdict) -> usize {
+    let counted = |finding: &&Finding| finding.verdict == verdict && finding.level == Level::Required;
+    findings.iter().filter(counted).count()
 }
 
 /// One line about all.
@@ -127,20 +132,18 @@ pub(super) fn summary(findings: &[Finding]) -> String {
             .filter(|finding| finding.verdict == verdict)
             .count()
     };
-    let required = findings
-        .iter()
-        .filter(|finding| finding.verdict == Verdict::Failed && finding.level == Level::Required)
-        .count();
     format!(
-        "{} passed, {} failed ({required} required), {} not checked",
+        "{} passed, {} failed ({} required), {} not checked ({} required)",
         count(Verdict::Passed),
         count(Verdict::Failed),
-        count(Verdict::NotChecked)
+        required(findings, Verdict::Failed),
+        count(Verdict::NotChecked),
+        required(findings, Verdict::NotChecked)
     )
 }
 
 /// The report for programs.
-pub(super) fn json(url: &str, findings: &[Finding]) -> Value {
+pub(super) fn json(url: &str, findings: &[Finding], all: bool) -> Value {
     let checks: Vec<Value> = findings
         .iter()
         .map(|finding| {
@@ -157,7 +160,7 @@ pub(super) fn json(url: &str, findings: &[Finding]) -> Value {
             check
         })
         .collect();
-    json!({ "url": url, "ok": conforms(findings), "checks": checks })
+    json!({ "url": url, "ok": conforms(findings, all), "checks": checks })
 }
 
 /// The report for people: a table in a terminal, tab-separated lines in a pipe.

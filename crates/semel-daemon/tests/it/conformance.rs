@@ -297,7 +297,44 @@ async fn without_the_optional_paths_the_rest_is_checked_and_a_pipe_gets_plain_li
             "window-told",
         ]
     );
-    assert!(err.contains("2 failed (0 required)"), "{err}");
+    assert!(
+        err.contains("2 failed (0 required), 11 not checked (6 required)"),
+        "{err}"
+    );
+
+    // What was not checked proves nothing: who wants a proof asks for all.
+    let (out, err, code) = suite(&[&url, "--path=/orders", "--burst=5", "--all", "--json"]).await;
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &json["ok"]), (1, &Value::Bool(false)), "{err}");
+}
+
+/// A space behind a JSON body is the same request to a service that compares what it says.
+#[tokio::test]
+async fn a_body_of_ones_own_needs_another_one_that_differs_in_what_it_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let body = file("body", "{\"amount\": 1, \"to\": \"Ada\"}");
+    let spaced = file("spaced", "{\"to\":\"Ada\",\"amount\":1} ");
+    let other = file("other", "{\"amount\": 2, \"to\": \"Ada\"}");
+    let runs = Runs::default();
+    let port = serve(behind(Fault::Nothing, operations(&runs))).await;
+    let url = format!("http://127.0.0.1:{port}/orders");
+    let (_, err, code) = suite(&[&url, "--body", &body]).await;
+    assert!(code == 2 && err.contains("--other-body"), "{code}: {err}");
+    for same in [&body, &spaced] {
+        let (_, err, code) = suite(&[&url, "--body", &body, "--other-body", same]).await;
+        assert!(
+            code == 2 && err.contains("says the same as the body"),
+            "{code}: {err}"
+        );
+    }
+    let (out, err, code) = suite(&[&url, "--body", &body, "--other-body", &other, "--burst=5"]).await;
+    assert_eq!(code, 0, "{out}{err}");
+    assert!(out.contains("passed\trequired\tother-body\t"), "{out}");
 }
 
 #[tokio::test]
