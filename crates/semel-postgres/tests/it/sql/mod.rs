@@ -5,6 +5,7 @@ mod laws;
 mod names;
 mod once;
 mod python;
+mod rights;
 
 use std::sync::Arc;
 
