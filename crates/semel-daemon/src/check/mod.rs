@@ -5,6 +5,7 @@
 //! connection that says nothing.
 
 mod findings;
+mod gateway;
 mod roles;
 mod stores;
 

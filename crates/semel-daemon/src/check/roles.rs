@@ -8,6 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use super::findings::Finding;
+use super::gateway;
 use crate::config::Config;
 use crate::config::sink::SinkConfig;
 use crate::sinks;
@@ -30,9 +31,10 @@ pub(crate) async fn check(config: &Config, findings: &mut Vec<Finding>) {
         let part = format!("gateway {}", gateway.name);
         findings.push(port(&part, gateway.listen.value, running).await);
         findings.push(reachable(&part, "upstream", &gateway.upstream).await);
-        let text =
-            "guarded: each key is sent once; an end that is not known is held, never repeated in silence";
-        findings.push(Finding::ok(part, "guarantee", text));
+        for (route, text) in gateway::guarantees(gateway) {
+            findings.push(Finding::ok(&part, "guarantee", format!("{route}: {text}")));
+        }
+        findings.extend(gateway::stop(&part, gateway, config.server.stop_max));
     }
     if let Some(api) = &config.api {
         findings.push(port("api", api.listen, running).await);
@@ -50,7 +52,7 @@ pub(crate) async fn check(config: &Config, findings: &mut Vec<Finding>) {
             )
         });
         let text = "keyed where whoever claims passes the token or the key on, else guarded: an end that is not known is \
-                    held, never granted again in silence";
+                    held, never granted again in silence unless it asks for `rerun`";
         findings.push(Finding::ok("api", "guarantee", text));
     }
     if config.saga.is_some() {

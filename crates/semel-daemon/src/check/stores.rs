@@ -84,10 +84,10 @@ fn guarantee(part: &str, store: &Store) -> Finding {
     } else {
         "tokens may go back after a fail-over"
     });
-    words.push(if can.shared_by_machines {
-        "shared by any number of machines"
-    } else {
-        "shared by processes of one machine"
+    words.push(match store {
+        Store::Memory(_) => "of this process alone",
+        _ if can.shared_by_machines => "shared by any number of machines",
+        _ => "shared by processes of one machine",
     });
     if !can.durable {
         words.push("a crash of the store may forget the last answers");

@@ -90,14 +90,14 @@ pub(crate) const TOKEN: Section = Section {
         secret(field(
             "token",
             "text, or list of texts",
-            "",
-            "at least 16 characters, best by `${NAME}`; several while one is replaced by the next; this or `token_file`",
+            "this or `token_file`",
+            "at least 16 characters, best by `${NAME}`; several while one is replaced by the next",
         )),
         field(
             "token_file",
             "file",
             "none",
-            "a file with a token on each line, beside the configuration file unless the path is absolute; read at start",
+            "a file with a token on each line, beside the configuration file unless the path is absolute; read at start and at SIGHUP",
         ),
         required(
             "scopes",

@@ -232,6 +232,11 @@ fn read_all<'a>(reader: &'a Reader<'a>, document: &'a DeTable<'a>, folder: &Path
         not_in_memory(&table, &stores, &saga.store);
         Some(saga)
     });
+    let api = root.table("api", &api::API).and_then(|table| {
+        let api = api::read(&table, folder)?;
+        not_in_memory(&table, &stores, &api.store);
+        Some(api)
+    });
     Config {
         relays,
         gateways: root
@@ -239,16 +244,14 @@ fn read_all<'a>(reader: &'a Reader<'a>, document: &'a DeTable<'a>, folder: &Path
             .iter()
             .filter_map(|table| gateway::read(table, folder))
             .collect(),
-        api: root
-            .table("api", &api::API)
-            .and_then(|table| api::read(&table, folder)),
+        api,
         saga,
         server,
         stores,
     }
 }
 
-/// Relays and sagas need what outlives the process.
+/// Relays, sagas and whoever asks the key API need what outlives the process.
 fn not_in_memory(table: &Table<'_>, stores: &[StoreConfig], name: &str) {
     if stores
         .iter()

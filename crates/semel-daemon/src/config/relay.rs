@@ -50,7 +50,7 @@ pub(crate) const RELAY: Section = Section {
             "attempts_max",
             "number",
             "5",
-            "refusals of one event before it is poison",
+            "refusals of one event before it is poison, however long they take",
         ),
         field(
             "retry_initial_ms",
@@ -196,9 +196,9 @@ fn policy(table: &Table<'_>) -> RelayPolicy {
     set("window_bytes_max", 1..=1 << 32, &mut policy.window_bytes);
     if let Some(attempts) = table.number("attempts_max", 1..=1_000_000) {
         policy.retry.attempts_max = u32::try_from(attempts).unwrap_or(u32::MAX);
-        // The number of attempts decides, however long they take.
-        policy.retry.total_ms_max = u64::MAX;
     }
+    // The number of refusals decides, however long they take: a receiver that is away between two of them is no refusal.
+    policy.retry.total_ms_max = u64::MAX;
     if let Some(rows) = table.number("window_rows", 1..=100_000) {
         policy.window_rows = usize::try_from(rows).unwrap_or(usize::MAX);
         policy.page_rows = policy.page_rows.min(u32::try_from(rows).unwrap_or(u32::MAX));

@@ -34,7 +34,7 @@ const FIELDS: &[super::spec::Field] = &[
          a relative FILE is looked for beside the configuration file; for keys alone also \
          `mysql://user:password@host:port/database` (MariaDB or MySQL) and \
          `redis://user:password@host:port/database` or `rediss://`, several nodes of a cluster with commas between them. \
-         `memory:` for gateways only: **everything is forgotten when semel stops**, so a retry after that is sent again",
+         `memory:` for gateways only (no other role may name it): **everything is forgotten when semel stops**, so a retry after that is sent again",
     ),
     field(
         "migrate",
@@ -46,7 +46,9 @@ const FIELDS: &[super::spec::Field] = &[
         "connections_max",
         "number",
         "8",
-        "connections to PostgreSQL, MariaDB or MySQL; reading connections to SQLite",
+        "connections to PostgreSQL, MariaDB or MySQL for all but keys, which have up to 4 more of their own; on PostgreSQL \
+         one more listens for the ends of runs. SQLite: reading connections, 4 of them at most whatever is written, beside \
+         the one that writes",
     ),
     field(
         "acquire_timeout_ms",

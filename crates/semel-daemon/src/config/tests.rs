@@ -284,6 +284,19 @@ fn a_delivery_ends_before_the_lease_does() {
     );
 }
 
+/// The file has a number of refusals and no time: a receiver that is away between two of them does not spend it.
+#[test]
+fn the_number_of_refusals_alone_makes_an_event_poison_whether_written_or_not() {
+    let text = "[store]\nurl = \"sqlite:s.db\"\n[[relay]]\nname = \"r\"\nsink = { webhook = { url = \"http://x\" } }\n";
+    for (text, attempts) in [(text.to_owned(), 5), (format!("{text}attempts_max = 7\n"), 7)] {
+        let retry = load(&text).unwrap().relays[0].policy.retry;
+        assert_eq!(retry.attempts_max, attempts);
+        let year = 365 * 86_400_000;
+        assert!(retry.delay_ms(attempts - 1, year, 0.0).is_some(), "{retry:?}");
+        assert!(retry.delay_ms(attempts, 0, 0.0).is_none(), "{retry:?}");
+    }
+}
+
 #[test]
 fn only_gateways_may_keep_their_state_in_memory() {
     let text = "[store]\nurl = \"memory:\"\n[[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:0\"\n\
@@ -296,6 +309,11 @@ fn only_gateways_may_keep_their_state_in_memory() {
         .to_string();
     assert!(
         report.contains("[saga] cannot use the store `default`: it is in memory"),
+        "{report}"
+    );
+    let report = mistakes(&format!("{text}[api]\n"));
+    assert!(
+        report.contains("[api] cannot use the store `default`: it is in memory"),
         "{report}"
     );
 }

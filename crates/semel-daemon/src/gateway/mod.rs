@@ -57,12 +57,14 @@ use tokio_util::sync::CancellationToken;
 use tower::{Layer as _, Service as _};
 
 pub(crate) use body::{Outgoing, Reply};
-pub(crate) use config::{FrontConfig, GATEWAY, GatewayConfig, ROUTE, TLS, UPSTREAM_TLS, read};
+pub(crate) use config::{
+    FrontConfig, GATEWAY, GatewayConfig, KeyRule, ROUTE, RouteConfig, TLS, UPSTREAM_TLS, read,
+};
 pub(crate) use failure::{Refusal, host_trouble};
 pub(crate) use stats::{Counted, Stats};
 
 use client::Client;
-use config::{HostRule, KeyRule, Principal, RouteConfig};
+use config::{HostRule, Principal};
 use failure::head_limits;
 use principal::Asker;
 use proxy::{Peer, Proxy};

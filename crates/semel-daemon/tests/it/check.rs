@@ -144,3 +144,78 @@ fn a_postgresql_is_checked_for_version_schema_and_durability() {
     assert!(line(&stdout, "store default", "version").contains("PostgreSQL"));
     assert!(line(&stdout, "store default", "durability").contains("synchronous_commit=on"));
 }
+
+/// The strength is that of the settings: what is sent twice, only counted or run again is not called "sent once".
+#[test]
+fn each_route_of_a_gateway_says_the_strength_that_its_own_settings_give() {
+    let route = |path: &str, lines: &str| format!("[[gateway.route]]\npaths = [\"{path}\"]\n{lines}\n");
+    let folder = Folder::new(&format!(
+        "stop_ms_max = 60000\n[store]\nurl = \"sqlite:semel.db\"\n[api]\nlisten = \"127.0.0.1:0\"\n\
+         [[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:0\"\nanonymous = true\nupstream = \"http://127.0.0.1:1\"\n\
+         {}{}{}{}{}{}",
+        route("/open", "outage = \"open\""),
+        route("/again", "owner_lost = \"rerun\"\nupstream_deduplicates = true"),
+        route("/asked", "upstream_deduplicates = true"),
+        route("/counted", "shadow = true"),
+        route("/off", "key = \"off\""),
+        route("/slow", "total_timeout_ms = 60000\nmethods = [\"PUT\"]"),
+    ));
+    let (stdout, _, _) = texts(&run(folder.path(), &["check"]));
+    for (route, words) in [
+        (
+            "POST|PATCH /open",
+            &["guarded: ", "none while the store is away"][..],
+        ),
+        (
+            "POST|PATCH /again",
+            &[
+                "keyed, if the upstream deduplicates as declared",
+                "sent again by the next retry",
+            ],
+        ),
+        (
+            "POST|PATCH /asked",
+            &["keyed, if the upstream deduplicates as declared", "is held"],
+        ),
+        ("POST|PATCH /counted", &["none: keys are only counted"]),
+        ("POST|PATCH /off", &["none: keys are passed through"]),
+        ("PUT /slow", &["guarded: each key is sent once"]),
+        ("POST|PATCH /", &["guarded: each key is sent once"]),
+    ] {
+        let wanted = format!("ok\tgateway g\tguarantee\t{route}: ");
+        let line = stdout.lines().find_map(|line| line.strip_prefix(&wanted));
+        let line = line.unwrap_or_else(|| panic!("no line for {route} in\n{stdout}"));
+        for word in words {
+            assert!(line.contains(word), "{route}: {line}");
+        }
+        assert_eq!(line.contains("store is away"), route.ends_with("/open"), "{line}");
+    }
+    assert!(
+        line(&stdout, "api", "guarantee").contains("unless it asks for `rerun`"),
+        "{stdout}"
+    );
+    assert!(
+        !stdout.contains("\tstop\t"),
+        "stop_ms_max is as long as any request: {stdout}"
+    );
+}
+
+/// What a stop cuts off is unknown: whoever sets the times hears of it before.
+#[test]
+fn a_stop_that_waits_for_less_than_a_request_may_take_is_warned_of() {
+    let folder = Folder::new(
+        "stop_ms_max = 59999\n[store]\nurl = \"memory:\"\n\
+         [[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:0\"\nanonymous = true\nupstream = \"http://127.0.0.1:1\"\n",
+    );
+    let (stdout, _, _) = texts(&run(folder.path(), &["check"]));
+    let stop = line(&stdout, "gateway g", "stop");
+    assert!(stop.starts_with("warn\t"), "{stop}");
+    assert!(
+        stop.contains("stop_ms_max = 59999") && stop.contains("total_timeout_ms = 60000"),
+        "{stop}"
+    );
+    assert!(
+        line(&stdout, "store default", "guarantee").contains("of this process alone"),
+        "{stdout}"
+    );
+}

@@ -151,7 +151,7 @@ pub(crate) const GATEWAY: Section = Section {
             "lease_ms",
             "ms",
             "30000",
-            "how long a crashed gateway blocks a key before it reads as unknown; renewed while the upstream works",
+            "how long a crashed gateway blocks a key before `owner_lost` decides; renewed while the upstream works",
         ),
         field("retention_ms", "ms", "86400000", "how long answers are kept"),
         field(
@@ -167,6 +167,24 @@ pub(crate) const GATEWAY: Section = Section {
             "how long a duplicate waits for the first one's answer before 409",
         ),
         field(
+            "waiters_per_key_max",
+            "number",
+            "64",
+            "duplicates of one key that wait at a time in this process; more get 409 at once",
+        ),
+        field(
+            "waiters_max",
+            "number",
+            "4096",
+            "duplicates of all keys of one route that wait at a time in this process; more get 409 at once",
+        ),
+        field(
+            "store_ms_max",
+            "ms",
+            "5000",
+            "how long one call to the store may take, at most 60000; then `outage` decides",
+        ),
+        field(
             "running_max",
             "number",
             "1024",
@@ -176,7 +194,7 @@ pub(crate) const GATEWAY: Section = Section {
             "owner_lost",
             "`\"hold\"` or `\"rerun\"`",
             "`\"hold\"`",
-            "what becomes of a key whose gateway crashed: unknown, or sent again by the next retry; `\"rerun\"` only for an upstream that deduplicates",
+            "what becomes of a key whose end nobody knows (a time-out, a broken connection, an ambiguous 5xx, a crash of the gateway): held as unknown, or sent again by the next retry; `\"rerun\"` only for an upstream that deduplicates",
         ),
         field(
             "release_on",
@@ -341,6 +359,9 @@ pub(crate) const ROUTE: Section = Section {
         field("retention_ms", "ms", SAME, "as there"),
         field("tombstone_ms", "ms", SAME, "as there"),
         field("wait_ms_max", "ms", SAME, "as there"),
+        field("waiters_per_key_max", "number", SAME, "as there"),
+        field("waiters_max", "number", SAME, "as there"),
+        field("store_ms_max", "ms", SAME, "as there"),
         field("running_max", "number", SAME, "as there"),
         field("owner_lost", "`\"hold\"` or `\"rerun\"`", SAME, "as there"),
         field("release_on", "list of numbers", SAME, "as there"),

@@ -246,6 +246,11 @@ fn layer(table: &Table<'_>, base: &semel_http::Config) -> semel_http::Config {
         wait_ms_max: table
             .number("wait_ms_max", 0..=600_000)
             .unwrap_or(base.wait_ms_max),
+        waiters_per_key_max: count("waiters_per_key_max", 0..=1_000_000, base.waiters_per_key_max),
+        waiters_max: count("waiters_max", 0..=1_000_000, base.waiters_max),
+        store_ms_max: table
+            .number("store_ms_max", 1..=semel_core::claim::WITHDRAWN_MS as u64)
+            .unwrap_or(base.store_ms_max),
         running_max: count("running_max", 1..=100_000, base.running_max),
         owner_lost: table.word("owner_lost", &words).unwrap_or(base.owner_lost),
         status: semel_http::StatusPolicy {

@@ -101,6 +101,10 @@ fn each_mistake_says_what_to_write_instead() {
             "upstream = \"http://u\"\nanonymous = true\nretention_days = 1",
             "unknown field `retention_days`",
         ),
+        (
+            "upstream = \"http://u\"\nanonymous = true\nstore_ms_max = 60001",
+            "outside 1 to 60000",
+        ),
     ] {
         let shown = mistakes(lines);
         assert!(shown.contains(says), "{lines}\n{shown}");
@@ -120,6 +124,9 @@ fn the_defaults_are_those_of_the_documentation() {
             "retention_ms" => own.layer.keep.retention_ms.to_string(),
             "tombstone_ms" => own.layer.keep.tombstone_ms.to_string(),
             "wait_ms_max" => own.layer.wait_ms_max.to_string(),
+            "waiters_per_key_max" => own.layer.waiters_per_key_max.to_string(),
+            "waiters_max" => own.layer.waiters_max.to_string(),
+            "store_ms_max" => own.layer.store_ms_max.to_string(),
             "running_max" => own.layer.running_max.to_string(),
             "connect_timeout_ms" => read.proxy.connect.as_millis().to_string(),
             "total_timeout_ms" => own.sending.total.as_millis().to_string(),
@@ -138,4 +145,18 @@ fn the_defaults_are_those_of_the_documentation() {
         };
         assert_eq!(found, shown, "{}", field.name);
     }
+}
+
+#[test]
+fn a_route_has_the_limits_of_its_gateway_or_its_own() {
+    let read = config(
+        "127.0.0.1:9".parse().unwrap(),
+        "anonymous = true\nwaiters_per_key_max = 3\nwaiters_max = 5\nstore_ms_max = 700\n\
+         [[gateway.route]]\npaths = [\"/a\"]\nwaiters_per_key_max = 0\n",
+    );
+    let limits = |route: usize| {
+        let layer = &read.routes[route].layer;
+        (layer.waiters_per_key_max, layer.waiters_max, layer.store_ms_max)
+    };
+    assert_eq!((limits(0), limits(1)), ((0, 5, 700), (3, 5, 700)));
 }
