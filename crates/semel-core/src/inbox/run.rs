@@ -16,7 +16,8 @@ use super::mark::Mark;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Poison {
     /// What is before it commits, then the consumer stops at it, backs off and tries again. The default: nothing is
-    /// passed over without somebody's decision.
+    /// passed over without somebody's decision. It stops as well before a message whose key has parked ones, of a time
+    /// when the policy was [`Poison::Park`]: it would overtake them. Handle those again, or discard them.
     #[default]
     Stop,
     /// It moves to the list of parked messages, and so does every later one of its key, in the same transaction.
@@ -83,7 +84,8 @@ pub enum Event {
 pub enum End {
     /// Committed: effects, marks, parked messages and positions together.
     Committed(Committed),
-    /// Nothing was committed, and the first message is to blame: back off, or let a person decide.
+    /// Nothing was committed, and the first message is to blame, or is behind parked ones of its key: back off, or let a
+    /// person decide.
     Stopped(Stopped),
     /// Nothing was committed: try again later.
     Later(String),
@@ -104,11 +106,11 @@ pub struct Committed {
     pub duplicates: usize,
     /// Moved to the parked messages.
     pub parked: usize,
-    /// The message after them is to blame, under [`Poison::Stop`].
+    /// The message after them is to blame, or is behind parked ones of its key, under [`Poison::Stop`].
     pub stopped: Option<Stopped>,
 }
 
-/// A message that is to blame.
+/// A message that the batch stops at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stopped {
     /// Its place in the batch.
@@ -219,7 +221,7 @@ impl Run {
         match (waits_for, event) {
             (Waits::Begin, _) => {
                 let keys = self.distinct_keys();
-                if self.poison == Poison::Park && !keys.is_empty() {
+                if !keys.is_empty() {
                     return self.ask(Waits::ParkedKeys(keys.clone()), Command::ParkedKeys(keys));
                 }
                 self.go()
@@ -339,14 +341,23 @@ impl Run {
             return self.one();
         }
         let mut free = Vec::new();
+        self.attempt.next = self.limit;
         for at in 0..self.limit {
-            if self.behind_parked(at) {
-                self.attempt.to_park.push((at, BEHIND.to_owned()));
-            } else {
+            if !self.behind_parked(at) {
                 free.push(at);
+            } else if self.poison == Poison::Park {
+                self.attempt.to_park.push((at, BEHIND.to_owned()));
+            } else if at == 0 {
+                return self.stopped_at_first(BEHIND.to_owned());
+            } else {
+                self.attempt.next = at;
+                self.attempt.committed.stopped = Some(Stopped {
+                    at,
+                    why: BEHIND.to_owned(),
+                });
+                break;
             }
         }
-        self.attempt.next = self.limit;
         self.mark_or_handle(free)
     }
 
@@ -360,6 +371,9 @@ impl Run {
         while self.attempt.next < self.limit {
             let at = self.attempt.next;
             if self.behind_parked(at) {
+                if self.poison == Poison::Stop {
+                    return self.poisoned(BEHIND.to_owned());
+                }
                 self.attempt.to_park.push((at, BEHIND.to_owned()));
             } else if let Some((blamed, why)) = &self.blamed
                 && *blamed == at
@@ -407,15 +421,17 @@ impl Run {
                 self.attempt.next += 1;
                 self.one()
             }
-            Poison::Stop if at == 0 => {
-                let end = End::Stopped(Stopped { at, why });
-                self.ask(Waits::RollbackToEnd(end), Command::Rollback)
-            }
+            Poison::Stop if at == 0 => self.stopped_at_first(why),
             Poison::Stop => {
                 self.attempt.committed.stopped = Some(Stopped { at, why });
                 self.finish()
             }
         }
+    }
+
+    fn stopped_at_first(&mut self, why: String) -> Command {
+        let end = End::Stopped(Stopped { at: 0, why });
+        self.ask(Waits::RollbackToEnd(end), Command::Rollback)
     }
 
     fn finish(&mut self) -> Command {

@@ -228,6 +228,28 @@ fn park_takes_the_bad_message_and_the_later_ones_of_its_key_in_this_batch_and_th
     );
 }
 
+/// A consumer that parked is started again with the default policy while its parked messages wait.
+#[test]
+fn under_stop_a_key_with_parked_messages_is_not_overtaken() {
+    for careful in [false, true] {
+        let mut w = world(&[1, 2, 1, 2]);
+        w.bad = BTreeSet::from([0]);
+        assert_eq!(committed(w.run(1, true, Poison::Park)).parked, 1);
+        if careful {
+            w.bad.insert(3);
+        }
+        let end = committed(w.run(3, true, Poison::Stop));
+        assert_eq!((end.upto, end.new), (1, 1), "what is before it commits");
+        let stopped = end.stopped.unwrap();
+        assert_eq!((stopped.at, &stopped.why[..]), (1, BEHIND));
+        let End::Stopped(stopped) = w.run(3, true, Poison::Stop) else {
+            panic!("not stopped")
+        };
+        assert_eq!((stopped.at, &stopped.why[..]), (0, BEHIND));
+        assert_eq!((w.durable.effects, w.durable.position), (vec![1], 2));
+    }
+}
+
 #[test]
 fn messages_without_a_key_are_lanes_of_their_own() {
     let mut w = world(&[0, 0, 0]);
