@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use semel_core::inbox::mark::retention_ms;
 use semel_core::inbox::run::{Command, End, Event, Fault, Run};
-use semel_core::inbox::{AdvancePosition, Mark, Poison};
+use semel_core::inbox::{AdvancePosition, Poison};
 use semel_core::store::InboxStore;
 use semel_core::{ErrorKind, Scope, StoreError, crash_point, error};
 
@@ -160,54 +160,5 @@ fn fault(error: HandlerError) -> Fault {
             Fault::Lost(why) => Fault::Later(why),
             fault => fault,
         },
-    }
-}
-
-/// Handles up to `limit` parked messages of the key that waits longest, in order, in one transaction, after their cause
-/// was mended; how many were taken. Call it until it answers 0.
-///
-/// # Errors
-/// The handler's or the store's; everything stays parked then.
-pub async fn redrive<S: InboxStore, H: Handler<S> + ?Sized>(
-    store: &S,
-    handler: &H,
-    options: &BatchOptions,
-    limit: u32,
-) -> Result<usize, HandlerError> {
-    let retention = retention_ms(options.retention).map_err(StoreError::from)?;
-    let limit = limit.clamp(1, semel_core::limits::BATCH_ITEMS_MAX as u32);
-    let mut tx = store.begin_inbox().await?;
-    let work = async {
-        let taken = store.take_parked(&mut tx, &options.scope, limit).await?;
-        let messages: Vec<Message> = taken.into_iter().map(Message::from).collect();
-        let ids: Vec<Bytes> = messages.iter().map(|message| message.id.clone()).collect();
-        // Parking set no marks; one that is there says that the message came again and was handled then.
-        let marks = if options.marks {
-            store.mark_many(&mut tx, &options.scope, &ids, retention).await?
-        } else {
-            vec![Mark::New; ids.len()]
-        };
-        let new: Vec<&Message> = messages
-            .iter()
-            .zip(marks)
-            .filter(|(_, mark)| *mark == Mark::New)
-            .map(|(message, _)| message)
-            .collect();
-        if !new.is_empty() {
-            handler.handle(&mut tx, &new).await?;
-        }
-        Ok(messages.len())
-    };
-    match work.await {
-        Ok(taken) => {
-            store.commit_inbox(tx).await?;
-            Ok(taken)
-        }
-        Err(error) => {
-            if let Err(error) = store.rollback_inbox(tx).await {
-                tracing::debug!(error = error::chain(&error), "rollback unanswered");
-            }
-            Err(error)
-        }
     }
 }

@@ -6,6 +6,8 @@
 //! [`settle_batch`] takes a batch of a log's [`Message`]s once, with its positions; a broker's consumer (such as
 //! `semel_kafka::Consumer`) drives it.
 //!
+//! What was parked waits for [`redrive`], or for a person's [`discard`].
+//!
 //! The crate depends on no database: `Sqlite` and `Postgres` implement
 //! [`InboxStore`](semel_core::store::InboxStore), and handlers get the backend's own transaction.
 //!
@@ -37,11 +39,13 @@ mod batch;
 mod delivery;
 mod message;
 mod receive;
+mod redrive;
 
 #[cfg(feature = "axum")]
 pub use crate::axum::DeliveryLimits;
 pub use answer::{problem, receive_error_answer};
-pub use batch::{BatchOptions, redrive, settle_batch};
+pub use batch::{BatchOptions, settle_batch};
 pub use delivery::{Delivery, DeliveryError};
 pub use message::{Handler, Message};
 pub use receive::{HandlerError, ReceiveError, ReceiveOptions, Received, receive, receive_with};
+pub use redrive::{FAILURES_REPORTED_MAX, Redriven, StillParked, discard, redrive};

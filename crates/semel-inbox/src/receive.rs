@@ -141,7 +141,7 @@ pub async fn receive_with<S: InboxStore, T>(
 }
 
 /// Rolls back. When even that fails the connection is gone, and the transaction with it.
-async fn roll_back<S: InboxStore>(store: &S, tx: S::Tx) {
+pub(crate) async fn roll_back<S: InboxStore>(store: &S, tx: S::Tx) {
     if let Err(error) = store.rollback_inbox(tx).await {
         tracing::debug!(error = semel_core::error::chain(&error), "rollback unanswered");
     }

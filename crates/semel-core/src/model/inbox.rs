@@ -10,7 +10,7 @@ use crate::error::{ErrorKind, StoreError};
 use crate::host::{Clock, SystemClock, Timestamp};
 use crate::inbox::{AdvancePosition, AssignPosition, Mark, MarkPlan, Position, PositionKey, position};
 use crate::key::Scope;
-use crate::store::{InboxStore, Parked};
+use crate::store::{InboxStore, Parked, TakenParked};
 
 /// An inbox in this process's memory. Gone with the process; for tests and as the specification.
 ///
@@ -28,7 +28,10 @@ struct State {
     /// Until when each mark is kept.
     marks: BTreeMap<(Scope, Bytes), Timestamp>,
     positions: HashMap<PositionKey, Position>,
-    parked: Vec<(Scope, Parked)>,
+    /// By number.
+    parked: BTreeMap<i64, (Scope, Parked)>,
+    /// The number given last.
+    parked_last: i64,
     parked_keys: BTreeSet<(Scope, Bytes)>,
 }
 
@@ -37,6 +40,28 @@ pub struct MemoryTx {
     begun_at: u64,
     state: State,
     savepoint: Option<Box<State>>,
+}
+
+impl State {
+    /// Takes messages out of the list, and their keys with the last message of each.
+    fn unpark(&mut self, numbers: impl IntoIterator<Item = i64>) -> Vec<Parked> {
+        let mut taken = Vec::new();
+        for number in numbers {
+            let Some((scope, message)) = self.parked.remove(&number) else {
+                continue;
+            };
+            if let Some(key) = message.key.clone()
+                && !self
+                    .parked
+                    .values()
+                    .any(|(s, m)| *s == scope && m.key == message.key)
+            {
+                self.parked_keys.remove(&(scope, key));
+            }
+            taken.push(message);
+        }
+        taken
+    }
 }
 
 impl Default for MemoryInbox {
@@ -130,17 +155,15 @@ impl InboxStore for MemoryInbox {
             if let Some(key) = &message.key {
                 tx.state.parked_keys.insert((scope.clone(), key.clone()));
             }
-            if tx
-                .state
-                .parked
-                .iter()
-                .all(|(s, m)| s != scope || m.id != message.id)
-            {
+            let here = |(s, m): &(Scope, Parked)| s == scope && m.id == message.id;
+            if !tx.state.parked.values().any(here) {
                 let message = Parked {
                     reason: message.reason_cut(),
                     ..message.clone()
                 };
-                tx.state.parked.push((scope.clone(), message));
+                tx.state.parked_last += 1;
+                let number = tx.state.parked_last;
+                tx.state.parked.insert(number, (scope.clone(), message));
             }
         }
         Ok(())
@@ -150,31 +173,44 @@ impl InboxStore for MemoryInbox {
         &self,
         tx: &mut MemoryTx,
         scope: &Scope,
+        after: i64,
         limit: u32,
-    ) -> Result<Vec<Parked>, StoreError> {
-        let State {
-            parked, parked_keys, ..
-        } = &mut tx.state;
-        let Some((_, oldest)) = parked.iter().find(|(s, _)| s == scope).cloned() else {
-            return Ok(Vec::new());
+    ) -> Result<Option<TakenParked>, StoreError> {
+        let parked = &tx.state.parked;
+        let lane = |message: &Parked| {
+            let key = message.key.clone();
+            let id = key.is_none().then(|| message.id.clone());
+            (key, id)
         };
-        let in_lane = |(s, m): &(Scope, Parked)| {
-            s == scope && (m.id == oldest.id || m.key.is_some() && m.key == oldest.key)
+        let mut lanes = BTreeSet::new();
+        let firsts = parked
+            .iter()
+            .filter(|(_, (s, m))| s == scope && lanes.insert(lane(m)));
+        let Some((&first, (_, oldest))) = firsts.into_iter().find(|(n, _)| **n > after) else {
+            return Ok(None);
         };
-        let mut left = limit as usize;
-        let taken: Vec<_> = parked
-            .extract_if(.., |entry| {
-                let take = left > 0 && in_lane(entry);
-                left -= usize::from(take);
-                take
-            })
+        let wanted = lane(oldest);
+        let numbers: Vec<i64> = parked
+            .iter()
+            .filter(|(_, (s, m))| s == scope && lane(m) == wanted)
+            .map(|(n, _)| *n)
+            .take(limit as usize)
             .collect();
-        if let Some(key) = oldest.key.clone()
-            && !parked.iter().any(in_lane)
-        {
-            parked_keys.remove(&(scope.clone(), key));
-        }
-        Ok(taken.into_iter().map(|(_, message)| message).collect())
+        let messages = tx.state.unpark(numbers);
+        Ok(Some(TakenParked { first, messages }))
+    }
+
+    async fn discard_parked(
+        &self,
+        tx: &mut MemoryTx,
+        scope: &Scope,
+        id: &Bytes,
+    ) -> Result<Option<Parked>, StoreError> {
+        let mut parked = tx.state.parked.iter();
+        let Some((&number, _)) = parked.find(|(_, (s, m))| s == scope && m.id == id) else {
+            return Ok(None);
+        };
+        Ok(tx.state.unpark([number]).pop())
     }
 
     async fn assign_positions(&self, wishes: &[AssignPosition]) -> Result<Vec<Position>, StoreError> {

@@ -50,6 +50,15 @@ impl Parked {
     }
 }
 
+/// Answer to [`InboxStore::take_parked`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TakenParked {
+    /// The number of the key's first parked message.
+    pub first: i64,
+    /// The messages; empty when another transaction took them in this moment.
+    pub messages: Vec<Parked>,
+}
+
 /// What a consumer needs from its own database. Everything but [`InboxStore::assign_positions`] and
 /// [`InboxStore::purge_inbox`] happens inside the consumer's transaction, beside its business rows: what a crash
 /// leaves is all of it or nothing.
@@ -101,14 +110,25 @@ pub trait InboxStore: Send + Sync + 'static {
         messages: &[Parked],
     ) -> Result<(), StoreError>;
 
-    /// Takes up to `limit` parked messages of one ordering key, the longest parked one's, out of the list, in order.
-    /// Until the transaction ends no other one parks or takes messages of that key.
+    /// Takes up to `limit` parked messages of one ordering key out of the list, in order: of all keys whose first parked
+    /// message has a number above `after`, the one whose first is the longest parked; a message without a key is alone.
+    /// `None` when there is no such key. Numbers begin at 1 and grow as messages are parked. Until the transaction ends no
+    /// other one parks or takes messages of that key.
     async fn take_parked(
         &self,
         tx: &mut Self::Tx,
         scope: &Scope,
+        after: i64,
         limit: u32,
-    ) -> Result<Vec<Parked>, StoreError>;
+    ) -> Result<Option<TakenParked>, StoreError>;
+
+    /// Takes the parked message of this id out of the list; `None` when none is parked.
+    async fn discard_parked(
+        &self,
+        tx: &mut Self::Tx,
+        scope: &Scope,
+        id: &Bytes,
+    ) -> Result<Option<Parked>, StoreError>;
 
     /// Becomes the owner of positions, in a transaction of its own; durable before it answers. Waits for a
     /// transaction that is moving one of them, so the answer is definite also after a lost commit reply (rule K5).

@@ -8,7 +8,7 @@ mod outbox;
 mod saga;
 mod sink;
 
-pub use inbox::{InboxStore, PARKED_REASON_BYTES_MAX, Parked};
+pub use inbox::{InboxStore, PARKED_REASON_BYTES_MAX, Parked, TakenParked};
 pub use keys::{Hint, KeyPage, KeyQuery, KeyStore, KeyStoreExt, Replies, Usage};
 pub use mixed::{Batching, LANES_MAX, MixedBatch, MixedReplies};
 pub use outbox::{

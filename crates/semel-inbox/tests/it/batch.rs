@@ -1,5 +1,6 @@
 //! Batches of a log over SQLite and PostgreSQL.
 
+mod redrives;
 mod unfit;
 
 use std::sync::Mutex;
@@ -11,7 +12,7 @@ use semel_core::inbox::run::{Committed, End};
 use semel_core::inbox::{AdvancePosition, AssignPosition, Poison, Position, PositionKey};
 use semel_core::store::InboxStore;
 use semel_core::{Nonce, Scope, Timestamp};
-use semel_inbox::{BatchOptions, Handler, HandlerError, Message, redrive, settle_batch};
+use semel_inbox::{BatchOptions, Handler, HandlerError, Message, Redriven, discard, redrive, settle_batch};
 use semel_postgres::Postgres;
 use semel_sqlite::Sqlite;
 use semel_testkit::proxy::Proxy;
@@ -284,15 +285,24 @@ async fn parked_messages_hold_their_key_until_they_are_driven_again() {
 
     // Not mended yet: nothing is lost by trying.
     w.calls();
-    redrive(&w.store, &w.ledger, &w.options, 10).await.unwrap_err();
-    assert_eq!(w.calls(), [["refuse", "c", "e"]]);
+    let done = redrive(&w.store, &w.ledger, &w.options, 10).await.unwrap();
+    assert_eq!((done.settled, done.keys_failed), (0, 2));
+    assert_eq!(
+        w.calls(),
+        [vec!["refuse", "c", "e"], vec!["refuse"], vec!["refuse"]],
+        "after the whole key its first message alone, then the next key"
+    );
     assert_eq!(w.entries().await, ["b", "d"]);
 
     // Mended.
     let fixed = Fixed(Ledger::default());
-    assert_eq!(redrive(&w.store, &fixed, &w.options, 10).await.unwrap(), 3);
-    assert_eq!(redrive(&w.store, &fixed, &w.options, 10).await.unwrap(), 1);
-    assert_eq!(redrive(&w.store, &fixed, &w.options, 10).await.unwrap(), 0);
+    let all = Redriven {
+        settled: 4,
+        ..Redriven::default()
+    };
+    assert_eq!(redrive(&w.store, &fixed, &w.options, 10).await.unwrap(), all);
+    let none = redrive(&w.store, &fixed, &w.options, 10).await.unwrap();
+    assert_eq!(none, Redriven::default());
     assert_eq!(w.entries().await, ["b", "d", "mended", "c", "e", "mended"]);
 }
 

@@ -7,9 +7,10 @@ mod seats;
 
 use std::sync::Arc;
 
-use semel_core::store::InboxStore;
+use bytes::Bytes;
+use semel_core::store::{InboxStore, Parked};
 use semel_core::{ErrorKind, StoreError};
-use semel_inbox::{Handler, HandlerError};
+use semel_inbox::{Handler, Redriven};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -111,14 +112,21 @@ impl<S: InboxStore, H: Handler<S>> Consumer<S, H> {
         })
     }
 
-    /// Handles up to `limit` parked messages of the key that waits longest, in order and in one transaction, after their
-    /// cause was mended; how many were taken. Call it until it answers 0. It may run beside [`Consumer::run`], also in
-    /// another process.
+    /// Handles up to `limit` parked messages after their cause was mended: see [`semel_inbox::redrive`]. Call it until
+    /// [`Redriven::settled`] is 0. It may run beside [`Consumer::run`], also in another process.
     ///
     /// # Errors
-    /// The handler's or the store's; everything stays parked then.
-    pub async fn redrive(&self, limit: u32) -> Result<usize, HandlerError> {
+    /// The store's; what was not settled before stays parked then.
+    pub async fn redrive(&self, limit: u32) -> Result<Redriven, StoreError> {
         semel_inbox::redrive(&*self.store, &*self.handler, &self.config.batch_options(), limit).await
+    }
+
+    /// Takes one parked message out of the list for good, by a person's decision: see [`semel_inbox::discard`].
+    ///
+    /// # Errors
+    /// See there.
+    pub async fn discard(&self, id: &Bytes, by: &str, why: &str) -> Result<Option<Parked>, StoreError> {
+        semel_inbox::discard(&*self.store, &self.config.batch_options(), id, by, why).await
     }
 
     /// Reads until `shutdown`, on a thread of its own; then the batch at hand is finished, the group is left and this

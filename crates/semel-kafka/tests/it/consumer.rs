@@ -380,9 +380,9 @@ async fn a_poisoned_message_is_parked_with_the_later_ones_of_its_key() {
 
     // Mended: the handler of the next version knows what to do.
     let mended = Consumer::new(w.config.clone(), Arc::clone(&w.db), Arc::new(Mended)).unwrap();
-    assert_eq!(mended.redrive(2).await.unwrap(), 2);
-    assert_eq!(mended.redrive(2).await.unwrap(), 1);
-    assert_eq!(mended.redrive(2).await.unwrap(), 0);
+    assert_eq!(mended.redrive(2).await.unwrap().settled, 2);
+    assert_eq!(mended.redrive(2).await.unwrap().settled, 1);
+    assert_eq!(mended.redrive(2).await.unwrap().settled, 0);
     assert_eq!(w.log(0).await, ["0", "mended", "2", "3"]);
 }
 

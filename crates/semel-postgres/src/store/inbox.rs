@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use semel_core::inbox::{AdvancePosition, AssignPosition, Mark, Position, headers};
-use semel_core::store::{InboxStore, Parked};
+use semel_core::store::{InboxStore, Parked, TakenParked};
 use semel_core::{ErrorKind, Scope, StoreError, Timestamp};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
@@ -144,57 +144,45 @@ impl InboxStore for Postgres {
         &self,
         tx: &mut InboxTx,
         scope: &Scope,
+        after: i64,
         limit: u32,
-    ) -> Result<Vec<Parked>, StoreError> {
-        let failed = |error| classify("take_parked", error);
-        let oldest: Option<(i64, Option<Vec<u8>>)> =
-            query_as("SELECT n, key FROM semel.parked WHERE scope = $1 ORDER BY n LIMIT 1")
-                .bind(scope.as_bytes())
-                .fetch_optional(tx.conn())
-                .await
-                .map_err(failed)?;
-        let Some((n, key)) = oldest else {
-            return Ok(Vec::new());
-        };
-        if let Some(key) = &key {
-            query("SELECT 1 FROM semel.parked_key WHERE scope = $1 AND key = $2 FOR UPDATE")
-                .bind(scope.as_bytes())
-                .bind(key)
-                .execute(tx.conn())
-                .await
-                .map_err(failed)?;
-        }
-        // Messages without a key are lanes of their own: one at a time.
-        let rows = query(
-            "DELETE FROM semel.parked WHERE n IN (
-               SELECT n FROM semel.parked WHERE scope = $1 AND (n = $2 OR key = $3) ORDER BY n LIMIT $4)
-             RETURNING n, id, key, topic, part, at_offset, headers, data, reason, sent_at",
+    ) -> Result<Option<TakenParked>, StoreError> {
+        let first: Option<(i64, Option<Vec<u8>>)> = query_as(
+            "SELECT n, key FROM semel.parked p WHERE scope = $1 AND n > $2 AND NOT EXISTS (
+               SELECT 1 FROM semel.parked e WHERE e.scope = p.scope AND e.key = p.key AND e.n < p.n)
+             ORDER BY n LIMIT 1",
         )
         .bind(scope.as_bytes())
-        .bind(n)
-        .bind(&key)
-        .bind(i64::from(limit))
-        .fetch_all(tx.conn())
+        .bind(after)
+        .fetch_optional(tx.conn())
         .await
-        .map_err(failed)?;
-        let mut taken = rows
-            .iter()
-            .map(|row| Ok((row.try_get::<i64, _>("n").map_err(failed)?, parked(row)?)))
-            .collect::<Result<Vec<_>, StoreError>>()?;
-        // RETURNING promises no order.
-        taken.sort_by_key(|(n, _)| *n);
-        if let Some(key) = &key {
-            query(
-                "DELETE FROM semel.parked_key WHERE scope = $1 AND key = $2
-                 AND NOT EXISTS (SELECT 1 FROM semel.parked WHERE scope = $1 AND key = $2)",
-            )
-            .bind(scope.as_bytes())
-            .bind(key)
-            .execute(tx.conn())
-            .await
-            .map_err(failed)?;
-        }
-        Ok(taken.into_iter().map(|(_, message)| message).collect())
+        .map_err(|error| classify("take_parked", error))?;
+        let Some((first, key)) = first else {
+            return Ok(None);
+        };
+        lock_key(tx, scope, key.as_deref()).await?;
+        let messages = unpark(tx, scope, first, key.as_deref(), limit).await?;
+        Ok(Some(TakenParked { first, messages }))
+    }
+
+    async fn discard_parked(
+        &self,
+        tx: &mut InboxTx,
+        scope: &Scope,
+        id: &Bytes,
+    ) -> Result<Option<Parked>, StoreError> {
+        let found: Option<(i64, Option<Vec<u8>>)> =
+            query_as("SELECT n, key FROM semel.parked WHERE scope = $1 AND id = $2")
+                .bind(scope.as_bytes())
+                .bind(&id[..])
+                .fetch_optional(tx.conn())
+                .await
+                .map_err(|error| classify("discard_parked", error))?;
+        let Some((number, key)) = found else {
+            return Ok(None);
+        };
+        lock_key(tx, scope, key.as_deref()).await?;
+        Ok(unpark(tx, scope, number, None, 1).await?.pop())
     }
 
     async fn assign_positions(&self, wishes: &[AssignPosition]) -> Result<Vec<Position>, StoreError> {
@@ -288,6 +276,62 @@ impl InboxStore for Postgres {
         self.commit(tx).await?;
         Ok(done.rows_affected())
     }
+}
+
+/// Locks a key's row before its list of messages is read or changed (rule O15).
+async fn lock_key(tx: &mut InboxTx, scope: &Scope, key: Option<&[u8]>) -> Result<(), StoreError> {
+    let Some(key) = key else {
+        return Ok(());
+    };
+    query("SELECT 1 FROM semel.parked_key WHERE scope = $1 AND key = $2 FOR UPDATE")
+        .bind(scope.as_bytes())
+        .bind(key)
+        .execute(tx.conn())
+        .await
+        .map_err(|error| classify("take_parked", error))?;
+    Ok(())
+}
+
+/// Takes the message of this number, and up to so many of this key, out of the list, and the key with its last message.
+async fn unpark(
+    tx: &mut InboxTx,
+    scope: &Scope,
+    number: i64,
+    key: Option<&[u8]>,
+    limit: u32,
+) -> Result<Vec<Parked>, StoreError> {
+    let failed = |error| classify("take_parked", error);
+    // Messages without a key are lanes of their own: one at a time.
+    let rows = query(
+        "DELETE FROM semel.parked WHERE n IN (
+           SELECT n FROM semel.parked WHERE scope = $1 AND (n = $2 OR key = $3) ORDER BY n LIMIT $4)
+         RETURNING n, id, key, topic, part, at_offset, headers, data, reason, sent_at",
+    )
+    .bind(scope.as_bytes())
+    .bind(number)
+    .bind(key)
+    .bind(i64::from(limit))
+    .fetch_all(tx.conn())
+    .await
+    .map_err(failed)?;
+    let mut taken = rows
+        .iter()
+        .map(|row| Ok((row.try_get::<i64, _>("n").map_err(failed)?, parked(row)?)))
+        .collect::<Result<Vec<_>, StoreError>>()?;
+    // RETURNING promises no order.
+    taken.sort_by_key(|(n, _)| *n);
+    if let Some(key) = taken.first().and_then(|(_, message)| message.key.clone()) {
+        query(
+            "DELETE FROM semel.parked_key WHERE scope = $1 AND key = $2
+             AND NOT EXISTS (SELECT 1 FROM semel.parked WHERE scope = $1 AND key = $2)",
+        )
+        .bind(scope.as_bytes())
+        .bind(&key[..])
+        .execute(tx.conn())
+        .await
+        .map_err(failed)?;
+    }
+    Ok(taken.into_iter().map(|(_, message)| message).collect())
 }
 
 async fn run(tx: &mut InboxTx, operation: &'static str, sql: &'static str) -> Result<(), StoreError> {

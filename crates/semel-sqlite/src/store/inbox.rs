@@ -6,7 +6,7 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use semel_core::inbox::{AdvancePosition, AssignPosition, Mark, Position, PositionKey, headers, position};
-use semel_core::store::{InboxStore, Parked};
+use semel_core::store::{InboxStore, Parked, TakenParked};
 use semel_core::{ErrorKind, Nonce, Scope, StoreError, Timestamp};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, Sqlite as Driver, Transaction};
@@ -117,41 +117,43 @@ impl InboxStore for Sqlite {
         &self,
         tx: &mut InboxTx,
         scope: &Scope,
+        after: i64,
         limit: u32,
-    ) -> Result<Vec<Parked>, StoreError> {
-        let failed = |error| classify("take_parked", error);
-        // Messages without a key are lanes of their own: one at a time.
-        let rows = sqlx::query(
-            "DELETE FROM semel_parked WHERE n IN (
-               SELECT p.n FROM semel_parked p
-               JOIN (SELECT n, key FROM semel_parked WHERE scope = ?1 ORDER BY n LIMIT 1) AS oldest
-                 ON p.n = oldest.n OR p.key = oldest.key
-               WHERE p.scope = ?1 ORDER BY p.n LIMIT ?2)
-             RETURNING n, id, key, topic, part, at_offset, headers, data, reason, sent_at",
+    ) -> Result<Option<TakenParked>, StoreError> {
+        let first: Option<(i64, Option<Vec<u8>>)> = sqlx::query_as(
+            "SELECT n, key FROM semel_parked AS p WHERE scope = ?1 AND n > ?2 AND NOT EXISTS (
+               SELECT 1 FROM semel_parked AS e WHERE e.scope = p.scope AND e.key = p.key AND e.n < p.n)
+             ORDER BY n LIMIT 1",
         )
         .bind(scope.as_bytes())
-        .bind(limit)
-        .fetch_all(tx.conn())
+        .bind(after)
+        .fetch_optional(tx.conn())
         .await
-        .map_err(failed)?;
-        let mut taken = rows
-            .iter()
-            .map(|row| Ok((row.try_get::<i64, _>("n").map_err(failed)?, parked(row)?)))
-            .collect::<Result<Vec<_>, StoreError>>()?;
-        // RETURNING promises no order.
-        taken.sort_by_key(|(n, _)| *n);
-        if let Some(key) = taken.first().and_then(|(_, message)| message.key.clone()) {
-            sqlx::query(
-                "DELETE FROM semel_parked_key WHERE scope = ?1 AND key = ?2
-                 AND NOT EXISTS (SELECT 1 FROM semel_parked WHERE scope = ?1 AND key = ?2)",
-            )
-            .bind(scope.as_bytes())
-            .bind(&key[..])
-            .execute(tx.conn())
-            .await
-            .map_err(failed)?;
+        .map_err(|error| classify("take_parked", error))?;
+        let Some((first, key)) = first else {
+            return Ok(None);
+        };
+        let messages = unpark(tx, scope, first, key.as_deref(), limit).await?;
+        Ok(Some(TakenParked { first, messages }))
+    }
+
+    async fn discard_parked(
+        &self,
+        tx: &mut InboxTx,
+        scope: &Scope,
+        id: &Bytes,
+    ) -> Result<Option<Parked>, StoreError> {
+        let number: Option<i64> =
+            sqlx::query_scalar("SELECT n FROM semel_parked WHERE scope = ?1 AND id = ?2")
+                .bind(scope.as_bytes())
+                .bind(&id[..])
+                .fetch_optional(tx.conn())
+                .await
+                .map_err(|error| classify("discard_parked", error))?;
+        match number {
+            Some(number) => Ok(unpark(tx, scope, number, None, 1).await?.pop()),
+            None => Ok(None),
         }
-        Ok(taken.into_iter().map(|(_, message)| message).collect())
     }
 
     async fn assign_positions(&self, wishes: &[AssignPosition]) -> Result<Vec<Position>, StoreError> {
@@ -229,6 +231,48 @@ impl Sqlite {
         .map_err(|error| classify("position", error))?;
         Ok(())
     }
+}
+
+/// Takes the message of this number, and up to so many of this key, out of the list, and the key with its last message.
+async fn unpark(
+    tx: &mut InboxTx,
+    scope: &Scope,
+    number: i64,
+    key: Option<&[u8]>,
+    limit: u32,
+) -> Result<Vec<Parked>, StoreError> {
+    let failed = |error| classify("take_parked", error);
+    // Messages without a key are lanes of their own: one at a time.
+    let rows = sqlx::query(
+        "DELETE FROM semel_parked WHERE n IN (
+           SELECT n FROM semel_parked WHERE scope = ?1 AND (n = ?2 OR key = ?3) ORDER BY n LIMIT ?4)
+         RETURNING n, id, key, topic, part, at_offset, headers, data, reason, sent_at",
+    )
+    .bind(scope.as_bytes())
+    .bind(number)
+    .bind(key)
+    .bind(limit)
+    .fetch_all(tx.conn())
+    .await
+    .map_err(failed)?;
+    let mut taken = rows
+        .iter()
+        .map(|row| Ok((row.try_get::<i64, _>("n").map_err(failed)?, parked(row)?)))
+        .collect::<Result<Vec<_>, StoreError>>()?;
+    // RETURNING promises no order.
+    taken.sort_by_key(|(n, _)| *n);
+    if let Some(key) = taken.first().and_then(|(_, message)| message.key.clone()) {
+        sqlx::query(
+            "DELETE FROM semel_parked_key WHERE scope = ?1 AND key = ?2
+             AND NOT EXISTS (SELECT 1 FROM semel_parked WHERE scope = ?1 AND key = ?2)",
+        )
+        .bind(scope.as_bytes())
+        .bind(&key[..])
+        .execute(tx.conn())
+        .await
+        .map_err(failed)?;
+    }
+    Ok(taken.into_iter().map(|(_, message)| message).collect())
 }
 
 async fn run(tx: &mut Tx, operation: &'static str, sql: &'static str) -> Result<(), StoreError> {

@@ -42,6 +42,8 @@ macro_rules! inbox_laws {
             parked_messages_come_back_in_order_and_whole
             a_message_is_parked_once
             taking_parked_messages_can_be_rolled_back
+            a_parked_key_can_be_passed_over
+            a_parked_message_can_be_discarded
             marks_are_forgotten_only_after_their_retention
         );
     };
@@ -159,9 +161,9 @@ async fn park<S: InboxStore>(store: &S, scope: &Scope, messages: &[Parked]) {
 
 async fn take<S: InboxStore>(store: &S, scope: &Scope, limit: u32) -> Vec<Parked> {
     let mut tx = store.begin_inbox().await.unwrap();
-    let taken = store.take_parked(&mut tx, scope, limit).await.unwrap();
+    let taken = store.take_parked(&mut tx, scope, 0, limit).await.unwrap();
     store.commit_inbox(tx).await.unwrap();
-    taken
+    taken.map(|taken| taken.messages).unwrap_or_default()
 }
 
 async fn is_parked<S: InboxStore>(store: &S, scope: &Scope, key: &str) -> bool {
@@ -463,10 +465,57 @@ pub async fn taking_parked_messages_can_be_rolled_back<S: InboxStore>(store: &S)
     let s = scope("s");
     park(store, &s, &[parked("1", Some("k"))]).await;
     let mut tx = store.begin_inbox().await.unwrap();
-    assert_eq!(store.take_parked(&mut tx, &s, 10).await.unwrap().len(), 1);
+    let taken = store.take_parked(&mut tx, &s, 0, 10).await.unwrap();
+    assert_eq!(taken.unwrap().messages.len(), 1);
     store.rollback_inbox(tx).await.unwrap();
     assert!(is_parked(store, &s, "k").await);
     assert_eq!(take(store, &s, 10).await.len(), 1);
+}
+
+/// Whoever cannot handle the first key looks behind it: at the next key, never at a later message of the same.
+pub async fn a_parked_key_can_be_passed_over<S: InboxStore>(store: &S) {
+    let s = scope("s");
+    let all = [
+        parked("1", Some("k")),
+        parked("2", Some("l")),
+        parked("3", Some("k")),
+        parked("4", None),
+        parked("5", Some("l")),
+    ];
+    park(store, &s, &all).await;
+    park(store, &scope("other"), &[parked("6", Some("m"))]).await;
+    let (mut after, mut seen) = (0, Vec::new());
+    loop {
+        let mut tx = store.begin_inbox().await.unwrap();
+        let taken = store.take_parked(&mut tx, &s, after, 10).await.unwrap();
+        store.rollback_inbox(tx).await.unwrap();
+        let Some(taken) = taken else { break };
+        assert!(taken.first > after);
+        after = taken.first;
+        seen.push(taken.messages);
+    }
+    let [a, b, c, d, e] = all;
+    assert_eq!(seen, [vec![a, c], vec![b, e], vec![d]]);
+}
+
+/// One message goes; those behind it keep their key parked.
+pub async fn a_parked_message_can_be_discarded<S: InboxStore>(store: &S) {
+    let s = scope("s");
+    let all = [parked("1", Some("k")), parked("2", Some("k")), parked("3", None)];
+    park(store, &s, &all).await;
+    let discard = async |id: &str| {
+        let mut tx = store.begin_inbox().await.unwrap();
+        let found = store.discard_parked(&mut tx, &s, &ids(&[id])[0]).await.unwrap();
+        store.commit_inbox(tx).await.unwrap();
+        found
+    };
+    assert_eq!(discard("1").await, Some(all[0].clone()));
+    assert_eq!(discard("1").await, None);
+    assert!(is_parked(store, &s, "k").await);
+    assert_eq!(discard("3").await, Some(all[2].clone()));
+    assert_eq!(discard("2").await, Some(all[1].clone()));
+    assert!(!is_parked(store, &s, "k").await);
+    assert_eq!(take(store, &s, 10).await, []);
 }
 
 /// In bounded chunks, and never one whose retention has not passed.
