@@ -38,6 +38,7 @@ pub struct Mysql {
     /// For Semel's own statements about keys. Of their own, so that an owner's `extend` or `complete` never waits behind
     /// transactions that use up the pool, waiting for that very owner perhaps (rule K6).
     pub(crate) own: MySqlPool,
+    /// Whole seconds; what sessions of `own` are set to.
     pub(crate) lock_wait: Duration,
     /// Bytes of a statement at most.
     pub(crate) packet_bytes: usize,
@@ -60,24 +61,31 @@ impl Mysql {
         let options = options(&config)?;
         let settings = read_settings(&options, &config).await?;
         settings.demand(config.accept_lossy_server)?;
-        let pool = |connections_max| {
+        let wait = config.lock_wait.clamp(Duration::from_secs(1), LOCK_WAIT_MAX);
+        let pool = |connections_max, session: String| {
             MySqlPoolOptions::new()
                 .max_connections(connections_max)
                 .acquire_timeout(config.acquire_timeout)
-                .after_connect(|connection, _| {
+                .after_connect(move |connection, _| {
+                    let session = session.clone();
                     Box::pin(async move {
-                        sqlx::raw_sql(SESSION).execute(&mut *connection).await?;
+                        // Constants, and a number of seconds.
+                        let session = sqlx::raw_sql(sqlx::AssertSqlSafe(session));
+                        session.execute(&mut *connection).await?;
                         Ok(())
                     })
                 })
         };
         Ok(Self {
-            pool: pool(config.connections_max).connect_lazy_with(options.clone()),
+            pool: pool(config.connections_max, SESSION.to_owned()).connect_lazy_with(options.clone()),
             // No ping before each use: a statement that finds its connection broken is sent again (`Mysql::ask`).
-            own: pool(config.key_connections_max)
-                .test_before_acquire(false)
-                .connect_lazy_with(options),
-            lock_wait: config.lock_wait.clamp(Duration::from_secs(1), LOCK_WAIT_MAX),
+            own: pool(
+                config.key_connections_max,
+                format!("{SESSION};{}", lock_wait(wait)),
+            )
+            .test_before_acquire(false)
+            .connect_lazy_with(options),
+            lock_wait: wait,
             packet_bytes: usize::try_from(settings.packet_bytes).unwrap_or(usize::MAX),
             durable: settings.is_durable(),
         })
@@ -150,6 +158,11 @@ impl Mysql {
         self.own.close().await;
         self.pool.close().await;
     }
+}
+
+/// Sets how long a session's statements wait for rows.
+pub(crate) fn lock_wait(wait: Duration) -> String {
+    format!("SET SESSION innodb_lock_wait_timeout = {}", wait.as_secs().max(1))
 }
 
 /// Runs `statements` that end with the check of the transaction's mark, in the transaction.

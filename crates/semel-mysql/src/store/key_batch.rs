@@ -20,7 +20,7 @@ use sqlx::MySql as Driver;
 use sqlx::pool::PoolConnection;
 
 use super::key_rows::{self, Change, Seen};
-use crate::db::Mysql;
+use crate::db::{Mysql, lock_wait};
 use crate::error::{BAD_NULL, DEADLOCK, LOCK_WAIT_TIMEOUT, autocommit_failed, classify, number};
 
 /// Times that a whole batch is decided again because others came in between, before its keys go one by one.
@@ -311,15 +311,16 @@ impl Mysql {
         let deadline = Timestamp(now.0.saturating_add(DECISION_US_MAX));
         let mut written = Vec::with_capacity(changes.len());
         let mut rest = changes;
+        let shorter = wait != self.lock_wait;
         while !rest.is_empty() {
             let count = fitting(rest, self.packet_bytes.min(STATEMENT_BYTES_MAX));
             let (some, later) = rest.split_at(count);
             rest = later;
-            let statement = format!(
-                "SET SESSION innodb_lock_wait_timeout = {};{}",
-                wait.as_secs().max(1),
-                key_rows::write(some, key_rows::version(), deadline)
-            );
+            let mut statement = String::new();
+            if shorter {
+                statement = format!("{};", lock_wait(wait));
+            }
+            statement.push_str(&key_rows::write(some, key_rows::version(), deadline));
             // Hexadecimal digits and nothing else that came from outside.
             let done = sqlx::raw_sql(sqlx::AssertSqlSafe(statement))
                 .execute(&mut **connection)
@@ -339,6 +340,14 @@ impl Mysql {
                 // Not sent: decided again with the others, or by itself.
                 written.extend(rest.iter().map(|_| Written::Again));
                 break;
+            }
+        }
+        if shorter && !changes.is_empty() {
+            // What the session was set to when it was made.
+            let reset = sqlx::raw_sql(sqlx::AssertSqlSafe(lock_wait(self.lock_wait)));
+            if let Err(error) = reset.execute(&mut **connection).await {
+                tracing::debug!(%error, "a connection was broken");
+                connection.close_on_drop();
             }
         }
         written

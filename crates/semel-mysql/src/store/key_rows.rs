@@ -85,47 +85,55 @@ pub(crate) struct Change {
     pub(crate) replaces: i64,
 }
 
-/// Asks for the time; then for these keys' rows, locking nothing; then for the floor of tokens. In this order: a record is
-/// judged by no later time than it was seen at, or it would be taken for expired after its owner has ended its run; and a row
-/// that was removed before it was looked for is below the floor that is read after it.
+/// Asks for the time; then for these keys' rows together with the floor of tokens, locking nothing. In this order: a record
+/// is judged by no later time than it was seen at, or it would be taken for expired after its owner has ended its run. A row
+/// that was removed before it was looked for is below the floor: a sweep removes rows and raises the floor in one
+/// transaction, and one statement sees both as of one moment.
 pub(crate) fn look(keys: &[&Key]) -> String {
     let mut sql = String::with_capacity(512 + keys.len() * 128);
     sql.push_str("SELECT ");
     sql.push_str(NOW);
-    sql.push_str(" AS now_us;");
+    sql.push_str(" AS now_us");
     for keys in keys.chunks(IN_MAX) {
-        sql.push_str("SELECT ");
-        sql.push_str(COLUMNS);
+        sql.push_str(";SELECT f.token AS floor, ");
+        // Each of them is named as in its table.
+        for (n, column) in COLUMNS.split(", ").enumerate() {
+            sql.push_str(if n == 0 { "k." } else { ", k." });
+            sql.push_str(column);
+        }
         // With many values some servers guess from statistics that reading the whole table were quicker.
-        sql.push_str(" FROM semel_key FORCE INDEX (PRIMARY) WHERE key_bytes IN (");
+        sql.push_str(" FROM semel_token f LEFT JOIN semel_key k FORCE INDEX (PRIMARY) ON k.key_bytes IN (");
         for (n, key) in keys.iter().enumerate() {
             sql.push_str(if n == 0 { "x'" } else { ",x'" });
             push_hex(&mut sql, &key.to_bytes());
             sql.push('\'');
         }
-        sql.push_str(");");
+        sql.push_str(") WHERE f.one = 1");
     }
-    sql.push_str("SELECT token AS floor FROM semel_token WHERE one = 1");
     sql
 }
 
 /// Reads the answer to [`look`].
 pub(crate) fn read_look(rows: &[MySqlRow], operation: &'static str) -> Result<Seen, StoreError> {
     let failed = |error| classify(operation, error);
-    let Some(([first, rows @ ..], last)) = rows
-        .split_last()
-        .map(|(last, rows)| (rows, last))
-        .filter(|(_, last)| last.try_column("floor").is_ok())
-    else {
+    let Some((first, rows)) = rows.split_first().filter(|(_, rows)| !rows.is_empty()) else {
         let text = "the table semel_token has lost its row; run `semel migrate`";
         return Err(StoreError::new(ErrorKind::Schema, operation, text));
     };
-    let rows: Result<_, StoreError> = rows.iter().map(|row| Stored::read(row, operation)).collect();
-    Ok(Seen {
-        rows: rows?,
+    let mut seen = Seen {
+        rows: HashMap::with_capacity(rows.len()),
         now: Timestamp(first.try_get_unchecked("now_us").map_err(failed)?),
-        floor: last.try_get_unchecked("floor").map_err(failed)?,
-    })
+        floor: 0,
+    };
+    for row in rows {
+        let floor: i64 = row.try_get_unchecked("floor").map_err(failed)?;
+        seen.floor = seen.floor.max(floor);
+        let key: Option<&[u8]> = row.try_get_unchecked("key_bytes").map_err(failed)?;
+        if key.is_some() {
+            seen.rows.extend([Stored::read(row, operation)?]);
+        }
+    }
+    Ok(seen)
 }
 
 impl Stored {
@@ -310,11 +318,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_is_taken_before_the_rows_and_the_floor_after_them() {
+    fn time_is_taken_before_the_rows_and_the_floor_together_with_them() {
         let sql = look(&[&Key::new(Scope::new("s").unwrap(), "id").unwrap()]);
-        let place = |text| sql.find(text).unwrap();
-        assert!(place("now_us") < place("FROM semel_key"), "{sql}");
-        assert!(place("FROM semel_key") < place("floor"), "{sql}");
+        let statements: Vec<&str> = sql.split(';').collect();
+        let [time, rows] = statements[..] else {
+            panic!("{sql}")
+        };
+        assert!(time.contains("now_us") && !time.contains("semel_key"), "{sql}");
+        assert!(rows.contains("JOIN semel_key") && rows.contains("floor"), "{sql}");
+        assert!(!rows.contains("SYSDATE"), "{sql}");
     }
 
     #[test]

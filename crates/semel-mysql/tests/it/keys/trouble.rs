@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use semel_core::claim::{
-    Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Release, succeeded,
+    Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, REMOVE_GRACE_MS, Release, succeeded,
 };
 use semel_core::key::hex;
 use semel_core::store::{KeyQuery, MixedBatch};
@@ -14,7 +14,7 @@ use semel_mysql::tx::{Once, OnceOptions, once};
 use semel_mysql::{Config, Mysql};
 use semel_testkit::laws::keys::{KEEP, LEASE_MS, duplicate, is_ok};
 use semel_testkit::proxy::Proxy;
-use semel_testkit::servers::MariadbServer;
+use semel_testkit::servers::{MariadbServer, mariadb};
 
 use super::{Lent, age_ms, at_port, port, request, until_someone_waits};
 
@@ -54,6 +54,49 @@ async fn lost_replies_of_claim_and_complete_are_asked_for_again() {
     assert_eq!(db.complete(&done).await.unwrap_err().kind(), ErrorKind::ReplyLost);
     assert!(is_ok(db.complete(&done).await.unwrap()));
     assert_eq!(proxy.hits(), 2, "two replies were dropped");
+}
+
+/// The server's clock was set back by an hour after a key was run and forgotten: tokens go on above those of removed rows.
+#[tokio::test]
+async fn tokens_are_above_those_of_rows_that_are_gone_when_the_clock_was_set_back() {
+    let db = Mysql::connect(Config::new(mariadb().fresh_database()))
+        .await
+        .unwrap();
+    db.migrate().await.unwrap();
+    let claim = request();
+    let ClaimReply::Granted { lease, .. } = db.claim(&claim).await.unwrap() else {
+        panic!("not granted")
+    };
+    let done = Completion {
+        key: claim.key.clone(),
+        lease,
+        outcome: succeeded("charged"),
+        keep: KEEP,
+    };
+    assert!(is_ok(db.complete(&done).await.unwrap()));
+    let ahead = lease.token.0 + 3_600_000_000;
+    sqlx::query("UPDATE semel_key SET token = ?, token_last = ?")
+        .bind(ahead)
+        .bind(ahead)
+        .execute(db.pool())
+        .await
+        .unwrap();
+    age_ms(
+        &db,
+        KEEP.retention_ms + KEEP.tombstone_ms + REMOVE_GRACE_MS + 1_000,
+    )
+    .await;
+    assert_eq!(db.sweep(10).await.unwrap().removed, 1);
+    // By itself, and in a batch that is more than one statement asks for.
+    let mut claims: Vec<Claim> = (0..600).map(|_| request()).collect();
+    claims[7] = duplicate(&claim);
+    let alone = db.claim_many(&[request()]).await;
+    for reply in db.claim_many(&claims).await.into_iter().chain(alone) {
+        let ClaimReply::Granted { lease, .. } = reply.unwrap() else {
+            panic!("not granted")
+        };
+        assert!(lease.token.0 > ahead, "a token went back");
+    }
 }
 
 /// A key that somebody's open transaction runs: its neighbours in the batch are not held up for long.
