@@ -3,8 +3,9 @@
 //! The hand-written statements are those of the reference that the goals were set by: one narrow table, one statement per
 //! claim and per completion, arrays for batches.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use semel_core::claim::{Claim, ClaimReply, Completion, Keep, LeaseReply, Nonce, OwnerLost, succeeded};
 use semel_core::{Fingerprint, Key, KeyStore, KeyStoreExt as _, Scope};
@@ -35,13 +36,38 @@ CREATE FUNCTION biz_once(scope bytea, id bytea, fp bytea, op text, payload bytea
 LANGUAGE plpgsql AS $$
 DECLARE o record;
 BEGIN
-  SELECT * INTO o FROM semel.once(scope, id, fp);
+  o := semel.once(scope, id, fp);
   IF o.verdict = 'first' THEN
     INSERT INTO biz (op, payload) VALUES (biz_once.op, biz_once.payload);
     PERFORM semel.once_done(scope, id, o.token, answer);
   END IF;
   RETURN o.verdict;
+END $$;
+CREATE FUNCTION biz_once_with(scope bytea, id bytea, fp bytea, op text, payload bytea, answer bytea) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE o record;
+BEGIN
+  o := semel.once_with(scope, id, fp, answer);
+  IF o.verdict = 'first' THEN
+    INSERT INTO biz (op, payload) VALUES (biz_once_with.op, biz_once_with.payload);
+  END IF;
+  RETURN o.verdict;
 END $$;";
+
+/// The least that keeps a key in the business transaction, as the reference has it: in one statement when the answer is
+/// known beforehand, else marked first and finished last.
+const ONE_STATEMENT: &str = "
+WITH old AS (SELECT fp, resp FROM http_claim WHERE k = $1),
+c AS (INSERT INTO http_claim (k, fp, token, state, lease_until, resp)
+  SELECT $1, $2, 1, 1, 'infinity', $3 WHERE NOT EXISTS (SELECT 1 FROM old) ON CONFLICT (k) DO NOTHING RETURNING 1),
+b AS (INSERT INTO biz (op, payload) SELECT $4, $5 FROM c)
+SELECT (SELECT count(*) FROM c), (SELECT fp FROM old), (SELECT resp FROM old)";
+const MARK_FIRST: &str =
+    "INSERT INTO http_claim (k, fp, token, state, lease_until) VALUES ($1, $2, 1, 0, 'infinity')
+ON CONFLICT (k) DO NOTHING RETURNING token";
+const MARK_DONE: &str = "UPDATE http_claim SET state = 1, resp = $2 WHERE k = $1";
+const MARK_LAST: &str = "INSERT INTO http_claim (k, fp, token, state, lease_until, resp)
+VALUES ($1, $2, 1, 1, 'infinity', $3) ON CONFLICT (k) DO NOTHING";
 
 const CLAIM: &str = "
 WITH old AS (SELECT state, fp, resp, token FROM http_claim WHERE k = $1),
@@ -98,6 +124,8 @@ fn claim_of(key: Key) -> Claim {
 #[derive(Clone)]
 struct Bench {
     plan: Plan,
+    /// The server's first process.
+    server: u32,
     ids: Ids,
     db: Postgres,
     /// For hand-written single statements and transactions.
@@ -126,139 +154,208 @@ pub(crate) async fn run(plan: Plan) {
     let looping = by_index
         .clone()
         .options([("enable_hashjoin", "off"), ("enable_mergejoin", "off")]);
+    let data: String = sqlx::query_scalar("SHOW data_directory")
+        .fetch_one(db.pool())
+        .await
+        .unwrap();
+    let pid = std::fs::read_to_string(format!("{data}/postmaster.pid")).unwrap();
     let bench = Bench {
         plan,
+        server: pid.lines().next().unwrap().trim().parse().unwrap(),
         ids: Ids::default(),
         db,
         pool: connect(CONNECTIONS, options),
         lanes: connect(2, looping),
         hashing: connect(2, by_index),
     };
-    let run = plan.run;
     let b = &bench;
-    Table::new(
+    b.table(
         format!("Keys on PostgreSQL, claim and complete, {BATCH} in a call, 2 calls at once"),
         "keys",
+        2,
     )
-    .contender("limit: unnest by hand (the reference)", || {
-        let b = b.clone();
-        callers(2, run, move |_| by_hand_many(b.lanes.clone(), b.ids.clone()))
+    .with("limit: unnest by hand (the reference)", |b| {
+        by_hand_many(b.lanes, b.ids)
     })
-    .contender("the same with hash joins", || {
-        let b = b.clone();
-        callers(2, run, move |_| by_hand_many(b.hashing.clone(), b.ids.clone()))
-    })
-    .contender("Semel, claim_many and complete_many", || {
-        let b = b.clone();
-        callers(2, run, move |_| many(b.db.clone(), b.ids.clone()))
-    })
-    .measure(plan.rounds)
+    .with("the same with hash joins", |b| by_hand_many(b.hashing, b.ids))
+    .with("Semel, claim_many and complete_many", |b| many(b.db, b.ids))
+    .measure()
     .await;
-    Table::new(
+    let store = Arc::new(Batched::new(b.db.clone()));
+    let batched = Arc::clone(&store);
+    b.table(
         format!("Keys on PostgreSQL, claim and complete, one in a call, {CALLERS} calls at once"),
         "keys",
+        CALLERS,
     )
-    .contender("limit: one by one by hand", || {
-        let b = b.clone();
-        callers(CALLERS, run, move |_| by_hand(b.pool.clone(), b.ids.clone()))
-    })
-    .contender("Semel, one by one", || {
-        let b = b.clone();
-        callers(CALLERS, run, move |_| one(Arc::new(b.db.clone()), b.ids.clone()))
-    })
-    .contender("Semel, batched", || {
-        let (b, store) = (b.clone(), Arc::new(Batched::new(b.db.clone())));
-        callers(CALLERS, run, move |_| one(Arc::clone(&store), b.ids.clone()))
-    })
-    .measure(plan.rounds)
+    .with("limit: one by one by hand", |b| by_hand(b.pool, b.ids))
+    .with("Semel, one by one", |b| one(Arc::new(b.db), b.ids))
+    .with("Semel, batched", move |b| one(Arc::clone(&batched), b.ids))
+    .measure()
     .await;
-    replays(b).await;
+    replays(b, store).await;
     transactions(b).await;
 }
 
-async fn replays(b: &Bench) {
+async fn replays(b: &Bench, store: Arc<Batched<Postgres>>) {
     let keys: Arc<Vec<Key>> = Arc::new((0..1_000).map(|_| b.ids.next()).collect());
     for key in keys.iter() {
         by_hand_key(b.pool.clone(), key.clone()).await;
         one_key(&b.db, key.clone()).await;
     }
-    let run = b.plan.run;
     let turn = Arc::new(AtomicU64::new(0));
-    let next = move |keys: &Arc<Vec<Key>>, turn: &Arc<AtomicU64>| {
-        keys[usize::try_from(turn.fetch_add(1, Ordering::Relaxed)).unwrap() % keys.len()].clone()
-    };
-    Table::new(
+    let next =
+        move || keys[usize::try_from(turn.fetch_add(1, Ordering::Relaxed)).unwrap() % keys.len()].clone();
+    let (by_hand, single) = (next.clone(), next.clone());
+    b.table(
         format!("Keys on PostgreSQL, replays, {CALLERS} calls at once"),
         "replays",
+        CALLERS,
     )
-    .contender("limit: one by one by hand", || {
-        let (b, keys, turn) = (b.clone(), Arc::clone(&keys), Arc::clone(&turn));
-        callers(CALLERS, run, move |_| {
-            let (pool, key) = (b.pool.clone(), next(&keys, &turn));
-            async move {
-                let row =
-                    sqlx::query_as::<_, (Option<i64>, Option<i16>, Option<Vec<u8>>, Option<Vec<u8>>)>(CLAIM)
-                        .bind(key.id().to_vec())
-                        .bind(asked().to_bytes())
-                        .bind(30_000_f64)
-                        .fetch_one(&pool)
-                        .await
-                        .unwrap();
-                assert_eq!((row.0, row.1), (None, Some(1)));
-                1
-            }
-        })
+    .with("limit: one by one by hand", move |b| {
+        by_hand_replay(b.pool, by_hand())
     })
-    .contender("Semel, one by one", || {
-        let (b, keys, turn) = (b.clone(), Arc::clone(&keys), Arc::clone(&turn));
-        callers(CALLERS, run, move |_| {
-            replay(Arc::new(b.db.clone()), next(&keys, &turn))
-        })
-    })
-    .contender("Semel, batched", || {
-        let (keys, turn) = (Arc::clone(&keys), Arc::clone(&turn));
-        let store = Arc::new(Batched::new(b.db.clone()));
-        callers(CALLERS, run, move |_| {
-            replay(Arc::clone(&store), next(&keys, &turn))
-        })
-    })
-    .measure(b.plan.rounds)
+    .with("Semel, one by one", move |b| replay(Arc::new(b.db), single()))
+    .with("Semel, batched", move |_| replay(Arc::clone(&store), next()))
+    .measure()
     .await;
 }
 
 async fn transactions(b: &Bench) {
-    let run = b.plan.run;
+    const WITH: &str = "SELECT biz_once_with($1, $2, $3, $4, $5, $6)";
+    const ONCE: &str = "SELECT biz_once($1, $2, $3, $4, $5, $6)";
+    let pool = |b: &Bench| b.db.pool().clone();
     let at_once = CONNECTIONS as usize;
-    Table::new(
+    b.table(
         format!("A business transaction (one INSERT) under a key on PostgreSQL, {at_once} at once"),
         "transactions",
+        at_once,
     )
-    .contender("limit: BEGIN, INSERT, COMMIT, no key", || {
-        let b = b.clone();
-        callers(at_once, run, move |_| plain(b.db.pool().clone()))
+    .with("limit: BEGIN, INSERT, COMMIT, no key", move |b| plain(pool(&b)))
+    .with("by hand: one statement, answer known before", move |b| {
+        by_hand_in_one(pool(&b), b.ids.next())
     })
-    .contender("key, work and outcome in one function call", || {
-        let b = b.clone();
-        callers(at_once, run, move |_| folded(b.db.pool().clone(), b.ids.next()))
+    .with("one function call: once_with, work", move |b| {
+        folded(pool(&b), b.ids.next(), WITH)
     })
-    .contender("transact_once, mark first", || {
-        let b = b.clone();
-        callers(at_once, run, move |_| {
-            under_key(b.db.clone(), b.ids.next(), Mark::First)
-        })
+    .with("one function call: once, work, once_done", move |b| {
+        folded(pool(&b), b.ids.next(), ONCE)
     })
-    .contender("transact_once, mark last", || {
-        let b = b.clone();
-        callers(at_once, run, move |_| {
-            under_key(b.db.clone(), b.ids.next(), Mark::Last)
-        })
+    .with("by hand: mark, INSERT, finish", move |b| {
+        by_hand_in_transaction(pool(&b), b.ids.next(), Mark::First)
     })
-    .contender("transact with once and complete", || {
-        let b = b.clone();
-        callers(at_once, run, move |_| by_once(b.db.clone(), b.ids.next()))
+    .with("transact_once, mark first", |b| {
+        under_key(b.db, b.ids.next(), Mark::First)
     })
-    .measure(b.plan.rounds)
+    .with("transact with once and complete", |b| by_once(b.db, b.ids.next()))
+    .with("by hand: INSERT, finished mark", move |b| {
+        by_hand_in_transaction(pool(&b), b.ids.next(), Mark::Last)
+    })
+    .with("transact_once, mark last", |b| {
+        under_key(b.db, b.ids.next(), Mark::Last)
+    })
+    .measure()
     .await;
+}
+
+/// A table of contenders that also says what each operation costs in processor time: on a machine that others use, too,
+/// that is steadier than a rate.
+struct Contest<'a> {
+    bench: &'a Bench,
+    table: Table<'a>,
+    title: String,
+    at_once: usize,
+    costs: Costs,
+}
+
+/// Microseconds of the client's processor time, of the server's, and operations.
+type Costs = Arc<Mutex<BTreeMap<usize, (&'static str, u64, u64, u64)>>>;
+
+impl Bench {
+    fn table(&self, title: String, unit: &'static str, at_once: usize) -> Contest<'_> {
+        Contest {
+            bench: self,
+            table: Table::new(title.clone(), unit),
+            title,
+            at_once,
+            costs: Costs::default(),
+        }
+    }
+}
+
+impl<'a> Contest<'a> {
+    fn with<F, O>(mut self, name: &'static str, operation: O) -> Self
+    where
+        F: Future<Output = u64> + Send + 'static,
+        O: Fn(Bench) -> F + Clone + Send + 'static,
+    {
+        let place = self.costs.lock().unwrap().len();
+        self.costs.lock().unwrap().insert(place, (name, 0, 0, 0));
+        let (bench, at_once, costs) = (self.bench, self.at_once, Arc::clone(&self.costs));
+        self.table = self.table.contender(name, move || {
+            let (bench, operation, costs) = (bench.clone(), operation.clone(), Arc::clone(&costs));
+            async move {
+                let (client, server) = (client_cpu(), server_cpu(bench.server));
+                let each = bench.clone();
+                let sample = callers(at_once, bench.plan.run, move |_| operation(each.clone())).await;
+                let mut costs = costs.lock().unwrap();
+                let cost = costs.get_mut(&place).unwrap();
+                cost.1 += client_cpu() - client;
+                cost.2 += server_cpu(bench.server).saturating_sub(server);
+                cost.3 += sample.done;
+                sample
+            }
+        });
+        self
+    }
+
+    async fn measure(self) {
+        self.table.measure(self.bench.plan.rounds).await;
+        println!("\n#### Processor time: {}\n", self.title);
+        println!("| | client µs | server µs | the limit's sum of it |\n| --- | ---: | ---: | ---: |");
+        let mut limit = None;
+        for (name, client, server, done) in self.costs.lock().unwrap().values() {
+            let each = |all: &u64| *all as f64 / (*done).max(1) as f64;
+            let sum = each(client) + each(server);
+            let share = *limit.get_or_insert(sum) / sum;
+            println!(
+                "| {name} | {:.0} | {:.0} | {share:.2} |",
+                each(client),
+                each(server)
+            );
+        }
+    }
+}
+
+/// Microseconds that this process has used.
+fn client_cpu() -> u64 {
+    ticks(&std::fs::read_to_string("/proc/self/stat").unwrap()) * 10_000
+}
+
+/// User and system time of a line of `/proc/PID/stat`, in hundredths of a second.
+fn ticks(stat: &str) -> u64 {
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// Microseconds that the server's processes have used.
+fn server_cpu(postmaster: u32) -> u64 {
+    let mut nanos = 0;
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let parent = stat
+            .rsplit_once(')')
+            .and_then(|(_, rest)| rest.split_whitespace().nth(1));
+        if parent.and_then(|parent| parent.parse().ok()) == Some(postmaster) {
+            let used = std::fs::read_to_string(entry.path().join("schedstat")).unwrap_or_default();
+            nanos += used
+                .split(' ')
+                .next()
+                .and_then(|nanos| nanos.parse().ok())
+                .unwrap_or(0);
+        }
+    }
+    nanos / 1_000
 }
 
 /// Token, state, fingerprint, answer.
@@ -318,6 +415,18 @@ fn completion(key: Key, reply: &ClaimReply) -> Completion {
     }
 }
 
+async fn by_hand_replay(pool: PgPool, key: Key) -> u64 {
+    let row: Claimed = sqlx::query_as(CLAIM)
+        .bind(key.id().to_vec())
+        .bind(asked().to_bytes())
+        .bind(30_000_f64)
+        .fetch_one(&pool)
+        .await
+        .unwrap();
+    assert_eq!((row.0, row.1), (None, Some(1)));
+    1
+}
+
 async fn by_hand(pool: PgPool, ids: Ids) -> u64 {
     by_hand_key(pool, ids.next()).await
 }
@@ -372,8 +481,49 @@ async fn plain(pool: PgPool) -> u64 {
     1
 }
 
-async fn folded(pool: PgPool, key: Key) -> u64 {
-    let verdict: String = sqlx::query_scalar("SELECT biz_once($1, $2, $3, $4, $5, $6)")
+async fn by_hand_in_one(pool: PgPool, key: Key) -> u64 {
+    let row: (i64, Option<Vec<u8>>, Option<Vec<u8>>) = sqlx::query_as(ONE_STATEMENT)
+        .bind(key.id().to_vec())
+        .bind(asked().to_bytes())
+        .bind(ANSWER)
+        .bind("")
+        .bind(ANSWER)
+        .fetch_one(&pool)
+        .await
+        .unwrap();
+    u64::try_from(row.0).unwrap()
+}
+
+async fn by_hand_in_transaction(pool: PgPool, key: Key, mark: Mark) -> u64 {
+    let mut tx = pool.begin().await.unwrap();
+    if mark == Mark::First {
+        let marked: Option<(i64,)> = sqlx::query_as(MARK_FIRST)
+            .bind(key.id().to_vec())
+            .bind(asked().to_bytes())
+            .fetch_optional(&mut *tx)
+            .await
+            .unwrap();
+        assert!(marked.is_some());
+    }
+    sqlx::query(INSERT)
+        .bind("")
+        .bind(ANSWER)
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    let end = match mark {
+        Mark::First => sqlx::query(MARK_DONE).bind(key.id().to_vec()),
+        Mark::Last => sqlx::query(MARK_LAST)
+            .bind(key.id().to_vec())
+            .bind(asked().to_bytes()),
+    };
+    let ended = end.bind(ANSWER).execute(&mut *tx).await.unwrap();
+    tx.commit().await.unwrap();
+    ended.rows_affected()
+}
+
+async fn folded(pool: PgPool, key: Key, call: &'static str) -> u64 {
+    let verdict: String = sqlx::query_scalar(call)
         .bind(key.scope().as_bytes().to_vec())
         .bind(key.id().to_vec())
         .bind(asked().to_bytes())

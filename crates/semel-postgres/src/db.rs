@@ -1,6 +1,8 @@
 //! The pools.
 
 use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use semel_core::{ErrorKind, StoreError, Timestamp};
@@ -22,6 +24,8 @@ pub struct Postgres {
     pub(crate) lock_wait: Duration,
     pub(crate) small_batches: SmallBatches,
     pub(crate) hints: Hints,
+    /// Transactions under a key that ask before they begin, because keys were taken of late: see `tx/transact_once.rs`.
+    pub(crate) asks_first: Arc<AtomicU32>,
 }
 
 impl std::fmt::Debug for Postgres {
@@ -69,6 +73,9 @@ impl Postgres {
             Pooler::None => options.clone().options([
                 ("enable_seqscan", "off"),
                 ("enable_bitmapscan", "off"),
+                // A plan for one item is estimated to be cheaper than one for any number, so that single calls would be
+                // planned again and again, which costs four times what they do.
+                ("plan_cache_mode", "force_generic_plan"),
                 ("search_path", "pg_catalog,pg_temp"),
             ]),
             Pooler::Transaction => options.clone(),
@@ -80,6 +87,7 @@ impl Postgres {
             lock_wait: config.lock_wait,
             small_batches: SmallBatches::default(),
             hints: Hints::new(listen),
+            asks_first: Arc::default(),
         })
     }
 

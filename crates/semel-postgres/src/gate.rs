@@ -12,8 +12,8 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use sqlx::postgres::{PgArguments, PgPool, PgPoolOptions, PgQueryResult, PgRow, PgTypeInfo};
 use sqlx::query::{Query, QueryAs, QueryScalar};
 use sqlx::{
-    Acquire as _, Either, Error, Execute, Executor, FromRow, Postgres as Driver, SqlSafeStr, SqlStr,
-    Transaction,
+    Acquire as _, AssertSqlSafe, Either, Error, Execute, Executor, FromRow, Postgres as Driver, SqlSafeStr,
+    SqlStr, Transaction,
 };
 
 /// How connections reach the server.
@@ -64,6 +64,9 @@ pub(crate) struct Gate {
 
 /// What a session's start-up message says otherwise.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit = on";
+/// The same where a statement comes before BEGIN.
+const BEGIN_AFTER: &str =
+    "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit = on; ";
 /// With the settings of Semel's own statements.
 const BEGIN_OWN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit = on; \
     SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL search_path = pg_catalog, pg_temp";
@@ -102,6 +105,21 @@ impl Gate {
             None => self.pool.begin().await,
             Some(begin) => self.pool.begin_with(begin).await,
         }
+    }
+
+    /// Begins a transaction whose first statement this is, in one message. When it raises, no transaction is left open: it
+    /// comes before BEGIN, which takes what came before it in the same message into the transaction.
+    ///
+    /// It runs in a task of its own: were it given up half-way, the connection would go back inside a transaction of which
+    /// the driver does not know, and whoever gets it next would commit what the statement wrote.
+    pub(crate) async fn begin_after(&self, first: &str) -> Result<Transaction<'static, Driver>, Error> {
+        let before = self.begin.map_or("", |_| BEGIN_AFTER);
+        let begin = AssertSqlSafe(format!("{before}{first}; BEGIN"));
+        let pool = self.pool.clone();
+        let begun = tokio::spawn(async move { pool.begin_with(begin).await });
+        begun
+            .await
+            .map_err(|error| Error::Io(std::io::Error::other(error)))?
     }
 
     async fn rows<'q, E: 'q + Execute<'q, Driver>>(

@@ -1,8 +1,9 @@
--- Keys: one row per key; see semel_core::claim.
+-- Keys: one row per key; see semel_core::claim. What a column may hold is checked by whoever writes it, in the functions and
+-- in the Rust store: the server reads and plans a CHECK anew for every statement, which cost more than an index.
 CREATE TABLE semel.key (
-  scope           bytea NOT NULL CHECK (octet_length(scope) BETWEEN 1 AND 255),
-  id              bytea NOT NULL CHECK (octet_length(id) BETWEEN 1 AND 255),
-  state           text NOT NULL CHECK (state IN ('absent', 'claimed', 'unknown', 'done', 'tombstone')),
+  scope           bytea NOT NULL, -- 1 to 255 bytes, as is the id
+  id              bytea NOT NULL,
+  state           text NOT NULL,  -- absent, claimed, unknown, done, tombstone
   fingerprint     bytea,
   token           bigint,       -- fencing token, drawn from semel.token
   nonce           bytea,        -- of the claim that holds or held it
@@ -38,6 +39,15 @@ CREATE FUNCTION semel.token_too_old() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION 'a claim waited too long after its token was drawn' USING ERRCODE = '40001';
 END $$;
+
+-- A time from now. Functions of this form name what they use once, when they are made, and become part of the statements
+-- that call them: they are pinned without a `SET search_path`, which each call would pay for.
+CREATE FUNCTION semel.in_ms(ms bigint) RETURNS timestamptz LANGUAGE sql VOLATILE
+  RETURN clock_timestamp() + ms::float8 * interval '1 millisecond';
+
+-- Whether a token that was drawn when `until` was this far away is too old to be that of a new row.
+CREATE FUNCTION semel.drawn_long_ago(until timestamptz, ms bigint) RETURNS boolean LANGUAGE sql VOLATILE
+  RETURN clock_timestamp() + ms::float8 * interval '1 millisecond' - until > interval '30 seconds';
 
 -- SHA-256 over parts, each after its length as 8 bytes: what semel_core::key::derive computes. Null is no part.
 CREATE FUNCTION semel.derive_id(VARIADIC parts bytea[]) RETURNS bytea LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE

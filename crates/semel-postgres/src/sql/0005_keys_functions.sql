@@ -13,7 +13,7 @@ CREATE FUNCTION semel.fingerprint(VARIADIC parts bytea[]) RETURNS bytea LANGUAGE
 
 -- 128 random bits of one attempt.
 CREATE FUNCTION semel.nonce() RETURNS bytea LANGUAGE sql VOLATILE
-  AS $$ SELECT substr(sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())), 1, 16) $$;
+  RETURN substr(sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())), 1, 16);
 
 -- What is wrong with an argument, with what to do: SQLSTATE SM210, docs/errors/SEM0210.md.
 CREATE FUNCTION semel.bad(what text, is_bad boolean, hint text) RETURNS void LANGUAGE plpgsql AS $$
@@ -81,9 +81,6 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'on', true);
   END IF;
 END $$;
-
-CREATE FUNCTION semel.in_ms(ms bigint) RETURNS timestamptz LANGUAGE sql VOLATILE
-  AS $$ SELECT clock_timestamp() + $1::float8 * interval '1 millisecond' $$;
 
 -- Milliseconds from now, rounded up.
 CREATE FUNCTION semel.left_ms(at timestamptz) RETURNS bigint LANGUAGE sql VOLATILE

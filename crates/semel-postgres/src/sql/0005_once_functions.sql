@@ -1,45 +1,75 @@
+-- Whether a mark may be written so: what semel.check_key and its sisters explain where it may not.
+CREATE FUNCTION semel.may_mark(
+  scope bytea, id bytea, fingerprint bytea, outcome_code text, outcome bytea, retention_ms bigint, tombstone_ms bigint
+) RETURNS boolean LANGUAGE sql IMMUTABLE
+  RETURN octet_length(scope) BETWEEN 1 AND 255 AND octet_length(id) BETWEEN 1 AND 255 AND octet_length(fingerprint) = 33
+    AND outcome_code IN ('s', 'r', 'f') AND octet_length(outcome) <= 1048576
+    AND (outcome_code <> 'f' OR octet_length(outcome) = 0)
+    AND retention_ms BETWEEN 1 AND 34560000000 AND tombstone_ms BETWEEN 0 AND 34560000000;
 
--- Marks a key as done in this transaction, unless it is taken: then says how it stands. A concurrent duplicate waits here
--- for the end of the transaction that came first.
+-- Marks a key of which nothing is known as done in this transaction, and gives its token; null where it is taken or an
+-- argument is wrong: semel.once_told says which. A concurrent duplicate waits here for the end of the transaction that came
+-- first. This is what every first run pays, so it names all that it uses in full and has no `SET`.
 CREATE FUNCTION semel.once_mark(
   scope bytea, id bytea, fingerprint bytea, nonce bytea, outcome_code text, outcome bytea, retention_ms bigint,
-  tombstone_ms bigint, OUT verdict text, OUT k semel.key
-) LANGUAGE plpgsql AS $$
+  tombstone_ms bigint
+) RETURNS bigint LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE began timestamptz;
+DECLARE marked bigint; too_old boolean;
 BEGIN
-  PERFORM semel.check_key(once_mark.scope, once_mark.id), semel.check_fingerprint(once_mark.fingerprint),
-    semel.check_outcome(once_mark.outcome_code, once_mark.outcome, retention_ms, tombstone_ms);
-  FOR tries IN 1..16 LOOP
-    began := clock_timestamp();
+  IF semel.may_mark($1, $2, $3, $5, $6, $7, $8) THEN
     INSERT INTO semel.key AS r (scope, id, state, fingerprint, token, nonce, attempt, until, tombstone_until, due_at,
       outcome_code, outcome)
-    VALUES (once_mark.scope, once_mark.id, 'done', once_mark.fingerprint, nextval('semel.token'::regclass), once_mark.nonce, 1,
-      semel.in_ms(retention_ms), semel.in_ms(retention_ms + tombstone_ms), semel.in_ms(retention_ms),
-      once_mark.outcome_code, once_mark.outcome)
-    ON CONFLICT (scope, id) DO NOTHING RETURNING r.* INTO k;
+    VALUES ($1, $2, 'done', $3, pg_catalog.nextval('semel.token'::pg_catalog.regclass), $4, 1, semel.in_ms($7),
+      semel.in_ms($7 OPERATOR(pg_catalog.+) $8), semel.in_ms($7), $5, $6)
+    ON CONFLICT (scope, id) DO NOTHING
+    RETURNING r.token, CASE WHEN semel.drawn_long_ago(r.until, $7) THEN semel.token_too_old() END INTO marked, too_old;
+  END IF;
+  RETURN marked;
+END $$;
+
+-- How a key stands that is taken; or marks it after all, where it was freed or may be taken over.
+CREATE FUNCTION semel.once_told(
+  scope bytea, id bytea, fingerprint bytea, nonce bytea, outcome_code text, outcome bytea, retention_ms bigint,
+  tombstone_ms bigint, OUT verdict text, OUT token bigint, OUT until timestamptz, OUT lease_left_ms bigint,
+  OUT told_code text, OUT told_outcome bytea
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE k semel.key; began timestamptz;
+BEGIN
+  PERFORM semel.check_key($1, $2), semel.check_fingerprint($3), semel.check_outcome($5, $6, $7, $8);
+  FOR tries IN 1..16 LOOP
+    SELECT * INTO k FROM semel.key AS r WHERE r.scope = $1 AND r.id = $2;
     IF NOT FOUND THEN
-      SELECT * INTO k FROM semel.key AS r WHERE r.scope = once_mark.scope AND r.id = once_mark.id;
-      CONTINUE WHEN NOT FOUND;
-      verdict := semel.key_verdict(k, once_mark.fingerprint, once_mark.nonce);
-      IF verdict <> 'free' THEN
-        RETURN;
-      END IF;
-      began := clock_timestamp();
-      UPDATE semel.key AS r SET state = 'done', fingerprint = once_mark.fingerprint, token = nextval('semel.token'::regclass),
-        nonce = once_mark.nonce, attempt = CASE WHEN r.state = 'claimed' THEN r.attempt + 1 ELSE 1 END,
-        until = semel.in_ms(retention_ms), tombstone_until = semel.in_ms(retention_ms + tombstone_ms),
-        due_at = semel.in_ms(retention_ms), outcome_code = once_mark.outcome_code, outcome = once_mark.outcome,
-        digest = NULL
-      WHERE r.scope = once_mark.scope AND r.id = once_mark.id
-        AND semel.key_verdict(r, once_mark.fingerprint, once_mark.nonce) = 'free'
-      RETURNING r.* INTO k;
-      CONTINUE WHEN NOT FOUND;
+      once_told.until := semel.in_ms($7);
+      once_told.token := semel.once_mark($1, $2, $3, $4, $5, $6, $7, $8);
+      CONTINUE WHEN once_told.token IS NULL;
+      once_told.verdict := 'first';
+      RETURN;
     END IF;
+    once_told.verdict := semel.key_verdict(k, $3, $4);
+    IF once_told.verdict <> 'free' THEN
+      once_told.token := CASE WHEN once_told.verdict = 'unknown' THEN k.token END;
+      once_told.until := CASE once_told.verdict WHEN 'done' THEN k.until WHEN 'gone' THEN k.tombstone_until END;
+      IF once_told.verdict = 'busy' THEN
+        once_told.lease_left_ms := semel.left_ms(k.until);
+      ELSIF once_told.verdict = 'done' THEN
+        once_told.told_code := k.outcome_code; once_told.told_outcome := k.outcome;
+      END IF;
+      RETURN;
+    END IF;
+    began := clock_timestamp();
+    UPDATE semel.key AS r SET state = 'done', fingerprint = $3, token = nextval('semel.token'::regclass),
+      nonce = $4, attempt = CASE WHEN r.state = 'claimed' THEN r.attempt + 1 ELSE 1 END,
+      until = semel.in_ms($7), tombstone_until = semel.in_ms($7 + $8), due_at = semel.in_ms($7), outcome_code = $5,
+      outcome = $6, digest = NULL
+    WHERE r.scope = $1 AND r.id = $2 AND semel.key_verdict(r, $3, $4) = 'free'
+    RETURNING r.token, r.until INTO once_told.token, once_told.until;
+    CONTINUE WHEN NOT FOUND;
     IF clock_timestamp() - began > interval '30 seconds' THEN
       PERFORM semel.token_too_old();
     END IF;
-    verdict := 'first';
+    once_told.verdict := 'first';
     RETURN;
   END LOOP;
   PERFORM semel.key_restless();
@@ -55,32 +85,79 @@ CREATE FUNCTION semel.once(
   scope bytea, id bytea, fingerprint bytea, retention_ms bigint DEFAULT 86400000,
   tombstone_ms bigint DEFAULT 2592000000, OUT verdict text, OUT token bigint, OUT until timestamptz,
   OUT lease_left_ms bigint, OUT outcome_code text, OUT outcome bytea
-) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE m record; k semel.key;
+) LANGUAGE plpgsql AS $$
 BEGIN
-  SELECT * INTO m FROM semel.once_mark($1, $2, $3, semel.nonce(), 'f', '', $4, $5);
-  once.verdict := m.verdict; k := m.k;
-  once.token := CASE WHEN once.verdict IN ('first', 'unknown') THEN k.token END;
-  once.until := CASE once.verdict WHEN 'first' THEN k.until WHEN 'done' THEN k.until WHEN 'gone' THEN k.tombstone_until END;
-  IF once.verdict = 'busy' THEN
-    once.lease_left_ms := semel.left_ms(k.until);
-  ELSIF once.verdict = 'done' THEN
-    once.outcome_code := k.outcome_code; once.outcome := k.outcome;
+  until := semel.in_ms($4);
+  token := semel.once_mark($1, $2, $3, semel.nonce(), 'f', '', $4, $5);
+  IF token IS NOT NULL THEN
+    verdict := 'first';
+    RETURN;
   END IF;
+  SELECT * INTO verdict, token, until, lease_left_ms, outcome_code, outcome
+  FROM semel.once_told($1, $2, $3, semel.nonce(), 'f', '', $4, $5);
+END $$;
+
+-- As semel.once, for work whose outcome is known before it is done: the mark carries it, and on `first` nothing is left to
+-- do but the work.
+CREATE FUNCTION semel.once_with(
+  scope bytea, id bytea, fingerprint bytea, known bytea, known_code text DEFAULT 's',
+  retention_ms bigint DEFAULT 86400000, tombstone_ms bigint DEFAULT 2592000000, OUT verdict text, OUT token bigint,
+  OUT until timestamptz, OUT lease_left_ms bigint, OUT outcome_code text, OUT outcome bytea
+) LANGUAGE plpgsql AS $$
+BEGIN
+  until := semel.in_ms($6);
+  token := semel.once_mark($1, $2, $3, semel.nonce(), $5, $4, $6, $7);
+  IF token IS NOT NULL THEN
+    verdict := 'first';
+    RETURN;
+  END IF;
+  SELECT * INTO verdict, token, until, lease_left_ms, outcome_code, outcome
+  FROM semel.once_told($1, $2, $3, semel.nonce(), $5, $4, $6, $7);
+END $$;
+
+-- Whether a run may end so.
+CREATE FUNCTION semel.may_end(scope bytea, id bytea, outcome_code text, outcome bytea) RETURNS boolean LANGUAGE sql IMMUTABLE
+  RETURN octet_length(scope) BETWEEN 1 AND 255 AND octet_length(id) BETWEEN 1 AND 255 AND outcome_code IN ('s', 'r', 'f')
+    AND octet_length(outcome) <= 1048576 AND (outcome_code <> 'f' OR octet_length(outcome) = 0);
+
+-- What an ended mark is not: SQLSTATE SM211.
+CREATE FUNCTION semel.not_marked(by text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  RAISE EXCEPTION 'SEM0211: the key is not marked by this %', by USING ERRCODE = 'SM211',
+    HINT = 'store its outcome once, in the transaction that marked it, with the token that semel.once gave';
 END $$;
 
 -- Stores what the work of semel.once came to, in the same transaction. Committed without it, duplicates hear done with
 -- outcome_code f: it is never run again.
 CREATE FUNCTION semel.once_done(scope bytea, id bytea, token bigint, outcome bytea DEFAULT '', outcome_code text DEFAULT 's')
-RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM semel.check_key($1, $2), semel.check_outcome($5, $4, 1, 0);
-  UPDATE semel.key AS r SET outcome_code = $5, outcome = $4
-  WHERE r.scope = $1 AND r.id = $2 AND r.token = $3 AND r.state = 'done' AND r.outcome_code = 'f';
-  IF NOT FOUND THEN
-    RAISE EXCEPTION 'SEM0211: the key is not marked by this token' USING ERRCODE = 'SM211',
-      HINT = 'call semel.once_done once, in the transaction in which semel.once said first, with its token';
+  IF semel.may_end($1, $2, $5, $4) THEN
+    -- No indexed column changes, so that the row stays on its page and in its indexes where there is room.
+    UPDATE semel.key AS r SET outcome_code = $5, outcome = $4
+    WHERE r.scope OPERATOR(pg_catalog.=) $1 AND r.id OPERATOR(pg_catalog.=) $2 AND r.token OPERATOR(pg_catalog.=) $3
+      AND r.state OPERATOR(pg_catalog.=) 'done' AND r.outcome_code OPERATOR(pg_catalog.=) 'f';
+    IF NOT FOUND THEN
+      PERFORM semel.not_marked('token');
+    END IF;
+  ELSE
+    PERFORM semel.check_key($1, $2), semel.check_outcome($5, $4, 1, 0);
   END IF;
+END $$;
+
+-- Marks after all, or says why it cannot.
+CREATE FUNCTION semel.once_or_raise(
+  scope bytea, id bytea, fingerprint bytea, nonce bytea, outcome_code text, outcome bytea, retention_ms bigint,
+  tombstone_ms bigint
+) RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE told record;
+BEGIN
+  told := semel.once_told($1, $2, $3, $4, $5, $6, $7, $8);
+  IF told.verdict <> 'first' THEN
+    RAISE EXCEPTION 'SEM0212: the key is taken: %', told.verdict USING ERRCODE = 'SM212', DETAIL = told.verdict,
+      HINT = 'roll back; semel.outcome tells what to answer';
+  END IF;
+  RETURN told.token;
 END $$;
 
 -- For work whose only effects are in this transaction: do it first, and call this as the last statement. A duplicate gets
@@ -88,26 +165,25 @@ END $$;
 CREATE FUNCTION semel.once_last(
   scope bytea, id bytea, fingerprint bytea, outcome bytea DEFAULT '', outcome_code text DEFAULT 's',
   retention_ms bigint DEFAULT 86400000, tombstone_ms bigint DEFAULT 2592000000, nonce bytea DEFAULT NULL
-) RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE m record;
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE marked bigint;
 BEGIN
-  SELECT * INTO m FROM semel.once_mark($1, $2, $3, coalesce($8, semel.nonce()), $5, $4, $6, $7);
-  IF m.verdict <> 'first' THEN
-    RAISE EXCEPTION 'SEM0212: the key is taken: %', m.verdict USING ERRCODE = 'SM212', DETAIL = m.verdict,
-      HINT = 'roll back; semel.outcome tells what to answer';
+  marked := semel.once_mark($1, $2, $3, coalesce($8, semel.nonce()), $5, $4, $6, $7);
+  IF marked IS NULL THEN
+    marked := semel.once_or_raise($1, $2, $3, coalesce($8, semel.nonce()), $5, $4, $6, $7);
   END IF;
-  RETURN (m.k).token;
+  RETURN marked;
 END $$;
 
 -- As semel.once_done, by the nonce of the mark: for the Rust store, whose last statement takes no parameters.
 CREATE FUNCTION semel.once_end(scope bytea, id bytea, nonce bytea, outcome bytea, outcome_code text)
-RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   UPDATE semel.key AS r SET outcome_code = $5, outcome = $4
-  WHERE r.scope = $1 AND r.id = $2 AND r.nonce = $3 AND r.state = 'done' AND r.outcome_code = 'f';
+  WHERE r.scope OPERATOR(pg_catalog.=) $1 AND r.id OPERATOR(pg_catalog.=) $2 AND r.nonce OPERATOR(pg_catalog.=) $3
+    AND r.state OPERATOR(pg_catalog.=) 'done' AND r.outcome_code OPERATOR(pg_catalog.=) 'f';
   IF NOT FOUND THEN
-    RAISE EXCEPTION 'SEM0211: the key is not marked by this nonce' USING ERRCODE = 'SM211',
-      HINT = 'end it in the transaction that marked it';
+    PERFORM semel.not_marked('nonce');
   END IF;
 END $$;
 

@@ -6,10 +6,11 @@ use semel_core::{ErrorKind, Fingerprint, Key, StoreError, StoredOutcome};
 use sqlx::{Postgres as Driver, Transaction};
 
 use crate::error::classify;
-use crate::gate::query;
+use crate::gate::{query, query_scalar};
 use crate::store::key_rows::Answer;
 use crate::store::keys::NO_TOKEN;
 
+const FIRST_SQL: &str = include_str!("../sql/key_once_first.sql");
 const ONCE_SQL: &str = include_str!("../sql/key_once.sql");
 const COMPLETE_SQL: &str = include_str!("../sql/key_once_complete.sql");
 
@@ -17,7 +18,7 @@ const COMPLETE_SQL: &str = include_str!("../sql/key_once_complete.sql");
 const TRIES_MAX: u32 = 16;
 
 /// One for the process: what waits here holds a connection, whichever pool it is from.
-static WAITERS: Waiters = Waiters::new();
+pub(super) static WAITERS: Waiters = Waiters::new();
 
 /// The answer to [`once`].
 pub type Once = semel_core::claim::Once<Pending>;
@@ -90,6 +91,24 @@ pub async fn once(
         let Some(_waiting) = WAITERS.enter(key, waiters_max.max(1)) else {
             return Ok(Once::Busy { lease_left_ms: 0 });
         };
+        // Most keys are new: what is there is looked at only where something is.
+        let marked: Option<i64> = query_scalar(FIRST_SQL)
+            .bind(key.scope().as_bytes())
+            .bind(key.id())
+            .bind(fingerprint.to_bytes())
+            .bind(fresh.nonce.0)
+            .bind(keep.retention_ms)
+            .bind(keep.tombstone_ms)
+            .fetch_optional(&mut **tx)
+            .await
+            .map_err(failed)?;
+        if let Some(token) = marked {
+            fresh.token = Token(token);
+            return Ok(Once::First(Pending {
+                key: key.clone(),
+                lease: fresh,
+            }));
+        }
         let row = query(ONCE_SQL)
             .bind(key.scope().as_bytes())
             .bind(key.id())

@@ -1,6 +1,7 @@
 //! A whole transaction under a key, in hardly more round trips than the transaction alone.
 
 use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use semel_core::claim::{Nonce, check_outcome, once as machine, step};
@@ -9,7 +10,7 @@ use semel_core::key::hex;
 use semel_core::{ErrorKind, Fingerprint, Key, Retry, StoreError, StoredOutcome, crash_point};
 use sqlx::{AssertSqlSafe, Postgres as Driver, Transaction};
 
-use super::keys::{Once as Asked, OnceOptions, once};
+use super::keys::{Once as Asked, OnceOptions, WAITERS, once};
 use super::transact::{LOOK, REPEAT, TxError, TxFuture};
 use crate::db::Postgres;
 use crate::error::{classify, commit_failed};
@@ -22,6 +23,9 @@ use crate::store::keys::{NO_TOKEN, read_statement};
 const FOLDED_BYTES_MAX: usize = 65_536;
 /// The function's answer that the key is taken: see `sql/0005_once_functions.sql`.
 const TAKEN: &str = "SM212";
+
+/// Transactions of a handle that ask before they begin, after a key was taken.
+const ASKS_FIRST: u32 = 100;
 
 /// When [`transact_once`] writes its mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -39,8 +43,8 @@ pub enum Mark {
 pub type OnceOutcome = semel_core::claim::Once<StoredOutcome>;
 
 /// Runs `body` in a transaction under `key`, stores the outcome that it returns, and commits all of it; or says what
-/// became of the key before. COMMIT travels with the outcome: the mark costs one round trip with [`Mark::First`] and none
-/// with [`Mark::Last`].
+/// became of the key before. The mark travels with BEGIN or with COMMIT, the outcome with COMMIT: there are no more round trips
+/// than the transaction alone has, save where keys were taken of late.
 ///
 /// # Guarantees
 /// *Atomic*, as [`once`](super::once()). `body` is repeated as [`transact`](super::transact()) does; after a lost commit
@@ -105,8 +109,9 @@ struct Run<'a> {
     options: OnceOptions,
 }
 
+/// A literal, whatever the session's `standard_conforming_strings` is.
 fn bytes(bytes: &[u8]) -> String {
-    format!("decode('{}', 'hex')", hex(bytes))
+    format!("E'\\\\x{}'", hex(bytes))
 }
 
 impl Run<'_> {
@@ -120,17 +125,13 @@ impl Run<'_> {
         mut nonce: Nonce,
         body: &mut impl for<'c> FnMut(&'c mut Transaction<'env, Driver>) -> TxFuture<'c, StoredOutcome, E>,
     ) -> Result<OnceOutcome, TxError<E>> {
-        let mut tx: Transaction<'env, Driver> = self.db.begin().await?;
-        if mark == Mark::First {
-            match once(&mut tx, self.key, self.fingerprint, self.options).await? {
-                Asked::First(pending) => nonce = pending.nonce(),
-                told => {
-                    roll_back(tx).await;
-                    // It is not the first.
-                    return Ok(told.map_first(|_| StoredOutcome::Forgotten));
-                }
-            }
-        }
+        let mut tx: Transaction<'env, Driver> = match mark {
+            Mark::First => match self.begin_marked(&mut nonce).await? {
+                Ok(tx) => tx,
+                Err(told) => return Ok(told),
+            },
+            Mark::Last => self.db.begin().await?,
+        };
         let outcome = match body(&mut tx).await {
             Ok(outcome) => outcome,
             Err(error) => {
@@ -179,6 +180,60 @@ impl Run<'_> {
         }
     }
 
+    /// Begins with the mark, in one round trip; or says how the key stands. That it is taken is an error in the server, and
+    /// a line in its log: after one the next few ask by a statement of their own, which is none.
+    async fn begin_marked(
+        &self,
+        nonce: &mut Nonce,
+    ) -> Result<Result<Transaction<'static, Driver>, OnceOutcome>, StoreError> {
+        let asks = &self.db.asks_first;
+        let fewer = |left: u32| left.checked_sub(1);
+        if asks
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer)
+            .is_ok()
+        {
+            let mut tx = self.db.begin().await?;
+            return match once(&mut tx, self.key, self.fingerprint, self.options).await? {
+                Asked::First(pending) => {
+                    *nonce = pending.nonce();
+                    Ok(Ok(tx))
+                }
+                told => {
+                    roll_back(tx).await;
+                    asks.store(ASKS_FIRST, Ordering::Relaxed);
+                    // It is not the first.
+                    Ok(Err(told.map_first(|_| StoredOutcome::Forgotten)))
+                }
+            };
+        }
+        let Some(_waiting) = WAITERS.enter(self.key, self.options.waiters_max.max(1)) else {
+            return Ok(Err(OnceOutcome::Busy { lease_left_ms: 0 }));
+        };
+        let mark = self.mark(*nonce, &StoredOutcome::Forgotten);
+        match self.db.gate.begin_after(&mark).await {
+            Ok(tx) => Ok(Ok(tx)),
+            Err(error) if code(&error).as_deref() == Some(TAKEN) => {
+                asks.store(ASKS_FIRST, Ordering::Relaxed);
+                self.told().await.map(Err)
+            }
+            Err(error) => Err(classify("once", error)),
+        }
+    }
+
+    /// The statement that marks the key as done with this outcome, or raises.
+    fn mark(&self, nonce: Nonce, outcome: &StoredOutcome) -> String {
+        format!(
+            "SELECT semel.once_last({}, {}, {}, '{}', {}, {}, {})",
+            self.name(),
+            bytes(&self.fingerprint.to_bytes()),
+            bytes(outcome.bytes()),
+            outcome.code(),
+            self.options.keep.retention_ms,
+            self.options.keep.tombstone_ms,
+            bytes(&nonce.0)
+        )
+    }
+
     /// Stores the outcome and commits. The statement of the outcome is the last one before the commit and fails in a
     /// transaction that has failed, where COMMIT alone would not (rule O8).
     async fn commit(
@@ -196,16 +251,7 @@ impl Run<'_> {
                 bytes(outcome.bytes()),
                 outcome.code()
             ),
-            Mark::Last => format!(
-                "SELECT semel.once_last({}, {}, {}, '{}', {}, {}, {})",
-                self.name(),
-                bytes(&self.fingerprint.to_bytes()),
-                bytes(outcome.bytes()),
-                outcome.code(),
-                self.options.keep.retention_ms,
-                self.options.keep.tombstone_ms,
-                bytes(&nonce.0)
-            ),
+            Mark::Last => self.mark(nonce, outcome),
         };
         let folded = outcome.bytes().len() <= FOLDED_BYTES_MAX;
         if folded {

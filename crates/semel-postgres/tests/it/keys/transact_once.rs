@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use semel_core::claim::{ClaimReply, succeeded};
 use semel_core::{ErrorKind, Fingerprint, Key, KeyStoreExt as _, StoredOutcome};
-use semel_postgres::Postgres;
-use semel_postgres::tx::{Mark, OnceOptions, OnceOutcome, TxError, transact_once};
+use semel_postgres::tx::{Mark, Once, OnceOptions, OnceOutcome, TxError, once, transact_once};
+use semel_postgres::{Config, Postgres};
 
 use super::transact::{behind_proxy, paid, pay, shop};
-use super::{Lent, request};
+use super::{Lent, request, until_someone_waits};
 
 const MARKS: [Mark; 2] = [Mark::First, Mark::Last];
 
@@ -169,6 +169,50 @@ async fn swallowed_error_is_not_a_commit() {
     }
 }
 
+/// Else whoever gets its connection next would commit its mark: a key that is done, and nothing was.
+#[tokio::test]
+async fn given_up_while_it_waits_for_a_duplicate_it_leaves_no_mark() {
+    let (lent, direct) = Lent::take().await;
+    shop(&direct).await;
+    // The next transaction gets the same connection.
+    let mut config = Config::new(&lent.url);
+    config.connections_max = 1;
+    let db = Postgres::connect(config).await.unwrap();
+    let (key, asked) = (request().key, Fingerprint::of(b"what was asked"));
+    let mut other = direct.begin().await.unwrap();
+    let marked = once(&mut other, &key, asked, OnceOptions::default()).await;
+    assert!(matches!(marked.unwrap(), Once::First(_)));
+    let waiting = tokio::spawn({
+        let (db, key) = (db.clone(), key.clone());
+        async move { run(&db, &key, Mark::First, &AtomicU32::new(0)).await.map(drop) }
+    });
+    until_someone_waits(&direct, 1).await;
+    waiting.abort();
+    assert!(waiting.await.unwrap_err().is_cancelled());
+    other.rollback().await.unwrap();
+    let done = run(&db, &request().key, Mark::Last, &AtomicU32::new(0)).await;
+    assert!(first(&done.unwrap()));
+    assert_eq!(direct.read(&key).await.unwrap(), None);
+}
+
+/// Each of them would be an error in the server's log.
+#[tokio::test]
+async fn many_duplicates_in_a_row_ask_before_they_begin() {
+    let (lent, direct) = Lent::take().await;
+    shop(&direct).await;
+    let (proxy, db) = behind_proxy(&lent).await;
+    let (key, runs) = (request().key, AtomicU32::new(0));
+    for n in 0..3 {
+        assert_eq!(first(&run(&db, &key, Mark::First, &runs).await.unwrap()), n == 0);
+    }
+    // From here on a mark that travels with BEGIN gets no answer.
+    proxy.drop_reply_to(b"; BEGIN");
+    for _ in 0..20 {
+        assert!(!first(&run(&db, &key, Mark::First, &runs).await.unwrap()));
+    }
+    assert_eq!(proxy.hits(), 0, "none was sent");
+}
+
 /// The mark comes last, so the work of a duplicate may fail on what the first one has done: that is no failure.
 #[tokio::test]
 async fn work_that_fails_on_its_own_duplicate_is_answered_by_the_outcome() {
@@ -277,7 +321,7 @@ async fn a_lost_commit_is_looked_up_for_a_limited_time() {
     let done = transact_once(&db, &key, asked, Mark::Last, OnceOptions::default(), |_| {
         Box::pin(async move {
             let mut tx = direct.begin().await?;
-            let once = semel_postgres::tx::once(&mut tx, name, asked, OnceOptions::default()).await?;
+            let once = once(&mut tx, name, asked, OnceOptions::default()).await?;
             drop(once);
             *marked.lock().unwrap() = Some(tx);
             Ok::<_, TxError<()>>(succeeded("paid"))

@@ -228,6 +228,75 @@ async fn folds_into_one_call() {
     assert_eq!(effects(db.pool()).await, 1);
 }
 
+/// The mark carries the answer; work and mark are one statement, of which a duplicate does nothing.
+#[tokio::test]
+async fn an_answer_known_beforehand_is_marked_with_the_key_in_one_statement() {
+    let (_lent, db) = shop().await;
+    let claim = request();
+    let charge = "WITH o AS MATERIALIZED (
+          SELECT * FROM semel.once_with('tests', $1, semel.fingerprint($2), 'charged')
+        ), work AS (
+          INSERT INTO effect SELECT $1 FROM o WHERE o.verdict = 'first'
+        )
+        SELECT verdict, token, outcome FROM o";
+    let charge = async |what: &str| -> Once {
+        let call = sqlx::query_as(charge).bind(claim.key.id()).bind(what.as_bytes());
+        call.fetch_one(db.pool()).await.unwrap()
+    };
+    let (verdict, token, outcome) = charge("what was asked").await;
+    assert_eq!((verdict.as_str(), outcome), ("first", None));
+    assert!(token.is_some());
+    for _ in 0..2 {
+        let told = charge("what was asked").await;
+        assert_eq!(told, ("done".to_owned(), None, Some(b"charged".to_vec())));
+    }
+    assert_eq!(charge("something else").await.0, "mismatch");
+    assert_eq!(effects(db.pool()).await, 1);
+    let reply = db.claim(&claim).await.unwrap();
+    assert!(matches!(reply, ClaimReply::Done { outcome, .. } if outcome == succeeded("charged")));
+}
+
+/// What a function refuses it refuses before it writes, by the name of the argument.
+#[tokio::test]
+async fn arguments_outside_their_limits_are_refused_by_every_function_that_marks() {
+    let (_lent, db) = shop().await;
+    let print = "semel.fingerprint('x')";
+    let long = "repeat('x', 256)::bytea";
+    let large = "convert_to(repeat('x', 1048577), 'UTF8')";
+    let cases = [
+        (format!("semel.once('', 'k', {print})"), "scope"),
+        (format!("semel.once('s', {long}, {print})"), "key id"),
+        (format!("semel.once(NULL, 'k', {print})"), "scope"),
+        ("semel.once('s', 'k', 'x')".to_owned(), "fingerprint"),
+        (format!("semel.once('s', 'k', {print}, 0)"), "retention"),
+        (format!("semel.once('s', 'k', {print}, 1, NULL)"), "tombstone"),
+        (format!("semel.once_with('s', 'k', {print}, {large})"), "outcome"),
+        (format!("semel.once_with('s', 'k', {print}, NULL)"), "outcome"),
+        (format!("semel.once_with('s', 'k', {print}, 'x', 'f')"), "outcome"),
+        (
+            format!("semel.once_last('s', 'k', {print}, 'x', 'x')"),
+            "outcome code",
+        ),
+        (format!("semel.once_last('s', '', {print})"), "key id"),
+        (format!("semel.once_done('s', 'k', 1, {large})"), "outcome"),
+        (
+            "semel.once_done('s', 'k', 1, 'x', NULL)".to_owned(),
+            "outcome code",
+        ),
+        ("semel.once_done('', 'k', 1)".to_owned(), "scope"),
+    ];
+    for (call, what) in cases {
+        let asked = sqlx::query(sqlx::AssertSqlSafe(format!("SELECT {call}")));
+        let error = asked.execute(db.pool()).await.expect_err(&call).to_string();
+        assert!(error.contains(&format!("SEM0210: {what}: ")), "{call}: {error}");
+    }
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM semel.key WHERE scope = 's'")
+        .fetch_one(db.pool())
+        .await
+        .unwrap();
+    assert_eq!(rows, 0);
+}
+
 /// Rule K7: a claim must not be forgotten by a crash although its transaction was told that it is committed.
 #[tokio::test]
 async fn a_claim_is_durable_where_commits_are_not_by_default() {
