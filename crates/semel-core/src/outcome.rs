@@ -28,7 +28,8 @@ pub enum StoredOutcome {
     Succeeded(Bytes),
     /// It is certain that nothing happened; the reason's bytes.
     Refused(Bytes),
-    /// It happened (or was refused), and the answer was too large to keep or is already forgotten.
+    /// It happened, and the answer was too large or not to be kept. A refusal that is too large stays [`Refused`](Self::Refused),
+    /// without its text.
     Forgotten,
 }
 

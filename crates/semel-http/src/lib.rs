@@ -36,7 +36,7 @@
 //! | again, other request | 422, naming the part that differs | SEM0404 |
 //! | again, end not known | 409 without `Retry-After` | SEM0406 |
 //! | again, answer too large or a stream | 410 "done, answer not kept" | SEM0407 |
-//! | again, long after | 410 "done, expired" | SEM0408 |
+//! | again, long after | 410 "settled, expired" | SEM0408 |
 //! | no key where one is required; not exactly one valid key | 400 | SEM0401, SEM0402 |
 //! | the store is down, the store is full | 503 with `Retry-After`; nothing was run | SEM0411, SEM0430 |
 //!

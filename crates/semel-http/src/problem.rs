@@ -109,8 +109,8 @@ impl ProblemKind {
                 "SEM0408",
                 "expired",
                 410,
-                "It was done; the key has expired",
-                Succeeded,
+                "It was settled; what came of it has expired",
+                Unknown,
             ),
             Self::NoPrincipal => ("SEM0409", "no-principal", 401, "The caller is not known", Refused),
             Self::AnonymousScope => (

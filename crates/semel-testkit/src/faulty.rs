@@ -25,6 +25,10 @@ pub enum Fault {
     Silent,
     /// The item is over a limit of this store.
     TooLarge,
+    /// What it holds cannot be read.
+    Corrupt,
+    /// A batcher in front of it has no room (SEM0110).
+    Full,
     /// The store's code panics.
     Panic,
 }
@@ -175,6 +179,11 @@ impl FaultyKeys {
             None => inner.await,
             Some(Fault::Down) => all(ErrorKind::Unavailable),
             Some(Fault::TooLarge) => all(ErrorKind::LimitExceeded),
+            Some(Fault::Corrupt) => all(ErrorKind::Corrupt),
+            Some(Fault::Full) => {
+                let full = || StoreError::new(ErrorKind::NotApplied, operation, "as the test wants");
+                (0..items).map(|_| Err(full().with_code("SEM0110"))).collect()
+            }
             Some(Fault::Panic) => panic!("as the test wants"),
             Some(Fault::ReplyLost) => {
                 drop(inner.await);

@@ -101,7 +101,7 @@ pub enum State {
         /// Until then it is known that it was done.
         tombstone_until: Timestamp,
     },
-    /// It was done once.
+    /// It was done or refused once; which of the two is no longer kept.
     Tombstone {
         /// The right under which it was done.
         lease: Lease,
@@ -121,7 +121,7 @@ pub enum StateName {
     Unknown,
     /// It is done, its outcome is kept.
     Done,
-    /// It was done once.
+    /// It was done or refused once; which of the two is no longer kept.
     Tombstone,
 }
 

@@ -65,7 +65,7 @@ pub enum ClaimReply {
     },
     /// The key was used for something else. The stored outcome is not shown.
     Mismatch,
-    /// It was done once; the outcome is no longer kept.
+    /// It was done or refused once; which of the two is no longer kept, so to a caller that is unknown.
     Gone {
         /// When the tombstone ends.
         until: Timestamp,

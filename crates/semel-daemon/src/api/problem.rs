@@ -160,9 +160,9 @@ impl Kind {
                 "SEM0710",
                 "key-gone",
                 410,
-                "It was done; what came of it is forgotten",
+                "It was settled; what came of it is forgotten",
             )
-            .outcome("succeeded")
+            .outcome("unknown")
             .members(&["until"]),
             Self::Withdrawn => row("SEM0711", "nonce-withdrawn", 409, "This nonce was given back"),
             Self::LeaseLost => row("SEM0712", "lease-lost", 409, "The claim is not yours any more"),

@@ -132,8 +132,7 @@ pub(crate) fn claimed(reply: Result<ClaimReply, StoreError>, nonce: semel_core::
             Problem::new(Kind::Mismatch, detail).into()
         }
         Ok(ClaimReply::Gone { until }) => {
-            let detail =
-                "it was done; its outcome was kept as long as the completion said, or too large to keep";
+            let detail = "it was done or refused; its outcome was kept as long as the completion said, and is forgotten by now";
             Problem::new(Kind::Gone, detail)
                 .with("until", until.rfc3339())
                 .into()
@@ -277,7 +276,8 @@ pub(crate) fn looked(key: &Key, found: Result<Option<Record>, StoreError>) -> Re
                 State::Claimed { .. } => Some("running"),
                 State::Unknown { .. } => Some("unknown"),
                 State::Done { outcome, .. } => Some(outcome_words(outcome).1),
-                State::Tombstone { .. } => Some("succeeded"),
+                // Which of the two it was is forgotten.
+                State::Tombstone { .. } => Some("unknown"),
                 State::Absent => None,
             };
             Reply::Ok {

@@ -20,6 +20,8 @@ const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 pub(super) enum NoReply {
     /// The store is away.
     Away,
+    /// It is there, or what stands in front of it, and does not take the claim: somebody may be running the key.
+    TurnedAway,
     /// It has no room for another record. It never makes room by forgetting one that counts.
     Full,
 }
@@ -34,9 +36,11 @@ pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Result<ClaimRe
             match one(shared.store.claim_many(std::slice::from_ref(claim)).await) {
                 Ok(reply) => return Some(reply),
                 Err(error) => {
-                    if error.kind() == ErrorKind::LimitExceeded {
-                        why = NoReply::Full;
-                    }
+                    why = match error.kind() {
+                        ErrorKind::LimitExceeded => NoReply::Full,
+                        _ if error.is_outage() => NoReply::Away,
+                        _ => NoReply::TurnedAway,
+                    };
                     let again = match error.retry() {
                         Retry::Never => false,
                         Retry::Later => error.kind() != ErrorKind::Unavailable,
@@ -62,6 +66,7 @@ pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Result<ClaimRe
         Err(_) => {
             tracing::warn!(key = %claim.key, store_ms_max = shared.config.store_ms_max, "the store gave no answer to a claim in time");
             may_have_arrived = true;
+            why = NoReply::Away;
         }
     }
     if may_have_arrived {

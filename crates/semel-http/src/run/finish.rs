@@ -176,11 +176,11 @@ async fn complete(
     let mut done = completion(shared, owned, outcome, keep_for);
     crash_point("http.before_complete");
     let mut reply = complete_once(shared, &done).await;
-    // A store with a smaller limit than ours still learns that it was done.
+    // A store with a smaller limit than ours still learns that it was done, or refused.
     if let Err(Some(ErrorKind::LimitExceeded)) = reply
-        && done.outcome != StoredOutcome::Forgotten
+        && let Some(smaller) = outcome::smaller(&done.outcome)
     {
-        done.outcome = StoredOutcome::Forgotten;
+        done.outcome = smaller;
         reply = complete_once(shared, &done).await;
     }
     match reply {

@@ -40,6 +40,18 @@ pub(super) fn without_body(ending: Ending, parts: &Parts) -> StoredOutcome {
     }
 }
 
+/// The outcome that is kept instead of one that the store says is too large; `None` where nothing smaller says as much.
+pub(super) fn smaller(outcome: &StoredOutcome) -> Option<StoredOutcome> {
+    match outcome {
+        StoredOutcome::Succeeded(_) => Some(StoredOutcome::Forgotten),
+        StoredOutcome::Refused(stored) => {
+            let status = StoredResponse::decode(stored).map_or(StatusCode::CONFLICT, |stored| stored.status);
+            Some(StoredOutcome::Refused(bare_refusal(status).encode()))
+        }
+        StoredOutcome::Forgotten => None,
+    }
+}
+
 /// What the caller is told of an answer that is stored, or would be if it were not too large.
 pub(super) const fn word(ending: Ending) -> OutcomeWord {
     match ending {

@@ -47,8 +47,14 @@ pub(super) fn done(
         }
         Err(error) => {
             tracing::error!(%error, "a stored answer cannot be read");
-            let detail = format!("the request was done; {error}");
-            return replayed(shared.problem(ProblemKind::AnswerNotKept, detail));
+            let what = match word {
+                OutcomeWord::Refused => "refused",
+                _ => "done",
+            };
+            let detail = format!("the request was {what}; {error}");
+            let mut response = shared.problem(ProblemKind::AnswerNotKept, detail);
+            shared.stamp(&mut response, word, Some(retain_until));
+            return replayed(response);
         }
     };
     let trailers = (!stored.trailers.is_empty()).then(|| Box::new(stored.trailers.into_iter().collect()));
@@ -78,7 +84,7 @@ fn in_words(stored: &[u8]) -> Option<&str> {
 pub(super) fn gone(shared: &Shared, key: &Key, until: Timestamp) -> Response<Body> {
     shared.saw(Event::Expired, Some(key));
     let detail = format!(
-        "the request was done and its answer has expired; the key stays refused until {}",
+        "the request was done or refused, and its answer has expired; the key is not run again before {}",
         until.rfc3339()
     );
     replayed(shared.problem(ProblemKind::Gone, detail))

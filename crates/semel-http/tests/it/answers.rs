@@ -3,6 +3,7 @@
 use http::{HeaderName, HeaderValue};
 use semel_core::Scope;
 use semel_http::{IdempotencyLayer, ScopeError};
+use semel_testkit::faulty::Fault;
 
 use super::support::*;
 
@@ -13,6 +14,7 @@ on_each_store![
     a_key_reused_for_another_request_is_a_mismatch_and_leaves_the_first_untouched,
     the_same_body_under_a_new_key_runs,
     a_stored_error_is_replayed_and_marked,
+    a_refusal_is_never_told_as_succeeded_after_its_retention,
     after_retention_a_retry_is_told_expired_and_after_the_tombstone_it_runs_anew,
     long_bodies_that_differ_only_at_the_end_are_a_mismatch,
 ];
@@ -189,6 +191,35 @@ async fn a_stored_error_is_replayed_and_marked(world: World) {
     assert!(!first.replayed() && again.replayed());
 }
 
+/// Rule K11: of what is past its retention nobody knows any more which of the two it was.
+async fn a_refusal_is_never_told_as_succeeded_after_its_retention(world: World) {
+    let (world, store) = world.faulty();
+    let runs = Runs::default();
+    let layer = world.layer_with(|config| config.keep.retention_ms = 1_000);
+    let app = app(&layer, &runs, |_| async {
+        let mut response = answer(422, "no such account");
+        response
+            .headers_mut()
+            .insert("semel-outcome", HeaderValue::from_static("refused"));
+        response
+    });
+    // The store has no room for the text of the refusal.
+    store.fail("complete", Fault::TooLarge, 1);
+    assert_eq!(send(&app, post("a")).await.outcome(), "refused");
+    let again = send(&app, post("a")).await;
+    assert_eq!(
+        (again.status, again.outcome(), again.replayed()),
+        (422, "refused", true)
+    );
+    world.clock.advance_ms(1_000);
+    let late = send(&app, post("a")).await;
+    assert_eq!(
+        (late.status, late.code().as_str(), late.outcome()),
+        (410, "SEM0408", "unknown")
+    );
+    assert_eq!(runs.count(), 1);
+}
+
 /// asgi-idempotency-header#11.
 async fn after_retention_a_retry_is_told_expired_and_after_the_tombstone_it_runs_anew(world: World) {
     let runs = Runs::default();
@@ -202,7 +233,7 @@ async fn after_retention_a_retry_is_told_expired_and_after_the_tombstone_it_runs
     let late = send(&app, post("a")).await;
     assert_eq!(
         (late.status, late.code().as_str(), late.outcome()),
-        (410, "SEM0408", "succeeded")
+        (410, "SEM0408", "unknown")
     );
     let other = send(&app, request("POST", "/orders", "a", "other")).await;
     assert_eq!(other.status, 422, "a tombstone still knows what was asked");

@@ -14,6 +14,7 @@ use super::support::*;
 on_each_store![
     closed_refuses_and_open_runs_without_protection_and_says_so,
     an_open_route_still_refuses_what_it_can_judge,
+    open_does_not_pass_a_store_that_is_there_and_takes_no_claim,
     a_full_store_refuses_and_throws_nothing_away,
     a_store_that_is_away_at_renewal_stops_nothing_under_hold,
     a_store_that_is_away_at_renewal_stops_a_run_that_may_be_repeated,
@@ -61,6 +62,29 @@ async fn closed_refuses_and_open_runs_without_protection_and_says_so(world: Worl
     store.fail("claim", Fault::Down, 1);
     let answer = send(&failing, post("b")).await;
     assert_eq!((answer.status, answer.outcome()), (500, "unknown"));
+}
+
+/// A record that cannot be read, or a batcher that is full or closed: the first request may be running.
+async fn open_does_not_pass_a_store_that_is_there_and_takes_no_claim(world: World) {
+    let (world, store) = world.faulty();
+    let runs = Runs::default();
+    let layer = world.layer_with(|config| config.outage = Outage::Open);
+    let app = counting(&layer, &runs);
+    for (fault, code) in [
+        (Fault::Corrupt, "SEM0411"),
+        (Fault::Full, "SEM0411"),
+        (Fault::TooLarge, "SEM0430"),
+    ] {
+        store.fail("claim", fault, 3);
+        let answer = send(&app, post("a")).await;
+        assert_eq!(
+            (answer.status, answer.code().as_str(), answer.outcome()),
+            (503, code, "refused"),
+            "{fault:?}"
+        );
+        store.fail("claim", fault, 0);
+    }
+    assert_eq!(runs.count(), 0);
 }
 
 async fn an_open_route_still_refuses_what_it_can_judge(world: World) {

@@ -285,14 +285,14 @@ async fn a_nonce_without_its_token_is_not_enough_and_a_token_without_its_nonce_n
 }
 
 #[tokio::test]
-async fn past_its_retention_it_is_only_known_that_it_was_done() {
+async fn a_refusal_is_never_told_as_succeeded_after_its_retention() {
     let world = World::new();
     let lease = world.claim(MINE).await;
-    let keep = json!({"outcome": "succeeded", "output": "x", "retention_ms": 1_000, "tombstone_ms": 5_000});
+    let keep = json!({"outcome": "refused", "output": "x", "retention_ms": 1_000, "tombstone_ms": 5_000});
     world.leased("complete", &lease, keep).await;
     world.clock.advance_ms(1_000);
     let gone = world.claim(THEIRS).await;
-    assert_eq!(gone.problem(), (410, "SEM0710", Some("succeeded")));
+    assert_eq!(gone.problem(), (410, "SEM0710", Some("unknown")));
     assert!(gone.body["until"].is_string());
     let read = world.ask("read", json!({"scope": "orders", "id": "o-7"})).await;
     assert_eq!((read.status, &read.body["state"]), (200, &json!("tombstone")));
