@@ -76,6 +76,7 @@ pub struct StoreError {
     kind: ErrorKind,
     operation: &'static str,
     code: Option<&'static str>,
+    turned_away: bool,
     message: Cow<'static, str>,
     source: Option<Arc<dyn Error + Send + Sync>>,
 }
@@ -88,6 +89,7 @@ impl StoreError {
             kind,
             operation,
             code: None,
+            turned_away: false,
             message: message.into(),
             source: None,
         }
@@ -104,6 +106,13 @@ impl StoreError {
     #[must_use]
     pub const fn with_code(mut self, code: &'static str) -> Self {
         self.code = Some(code);
+        self
+    }
+
+    /// The same error, made by what stands in front of the store: a batcher that is full or closed.
+    #[must_use]
+    pub const fn turned_away(mut self) -> Self {
+        self.turned_away = true;
         self
     }
 
@@ -126,12 +135,12 @@ impl StoreError {
     }
 
     /// Whether the store is away, so that a policy which passes outages may pass this. A store that answers is not, nor
-    /// is one behind a batcher that turns calls away (SEM0110, SEM0116): somebody may be running the key there.
+    /// is one behind something that turns calls away: somebody may be running the key there.
     #[must_use]
     pub fn is_outage(&self) -> bool {
         match self.kind {
             ErrorKind::Unavailable | ErrorKind::ReplyLost => true,
-            ErrorKind::NotApplied => !matches!(self.code(), "SEM0110" | "SEM0116"),
+            ErrorKind::NotApplied => !self.turned_away,
             _ => false,
         }
     }

@@ -27,7 +27,7 @@ pub enum Fault {
     TooLarge,
     /// What it holds cannot be read.
     Corrupt,
-    /// A batcher in front of it has no room (SEM0110).
+    /// A batcher in front of it has no room.
     Full,
     /// The store's code panics.
     Panic,
@@ -182,7 +182,7 @@ impl FaultyKeys {
             Some(Fault::Corrupt) => all(ErrorKind::Corrupt),
             Some(Fault::Full) => {
                 let full = || StoreError::new(ErrorKind::NotApplied, operation, "as the test wants");
-                (0..items).map(|_| Err(full().with_code("SEM0110"))).collect()
+                (0..items).map(|_| Err(full().turned_away())).collect()
             }
             Some(Fault::Panic) => panic!("as the test wants"),
             Some(Fault::ReplyLost) => {
