@@ -199,9 +199,9 @@ impl Bench {
         match leave {
             Leave::Close => Ok(Box::new(())),
             Leave::HalfClose => {
-                stream
-                    .shutdown()
+                tokio::time::timeout(self.options.timeout, stream.shutdown())
                     .await
+                    .unwrap_or_else(|late| Err(late.into()))
                     .map_err(|error| format!("cannot half-close: {error}"))?;
                 Ok(Box::new(stream))
             }

@@ -58,10 +58,14 @@ type Stream = MaybeHttpsStream<TokioIo<tokio::net::TcpStream>>;
 
 impl Wire {
     pub(super) fn new(options: &Options) -> Self {
+        Self::to(options.base.clone(), options.timeout)
+    }
+
+    fn to(base: Uri, timeout: Duration) -> Self {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         http.set_nodelay(true);
-        http.set_connect_timeout(Some(options.timeout));
+        http.set_connect_timeout(Some(timeout));
         let connector = hyper_rustls::HttpsConnectorBuilder::new()
             .with_webpki_roots()
             .https_or_http()
@@ -69,20 +73,43 @@ impl Wire {
             .wrap_connector(http);
         Self {
             connector,
-            base: options.base.clone(),
-            timeout: options.timeout,
+            base,
+            timeout,
+        }
+    }
+
+    /// Every step has an end: a target may accept a connection and then say or read nothing.
+    async fn in_time<T>(
+        &self,
+        what: impl std::fmt::Display,
+        step: impl Future<Output = Result<T, String>>,
+    ) -> Result<T, String> {
+        match tokio::time::timeout(self.timeout, step).await {
+            Ok(done) => done,
+            Err(_) => Err(format!(
+                "{what} within {} ms (--timeout-ms)",
+                self.timeout.as_millis()
+            )),
         }
     }
 
     async fn connect(&self) -> Result<Stream, String> {
-        let stream = self.connector.clone().oneshot(self.base.clone()).await;
-        stream.map_err(|error| format!("cannot connect to {}: {error}", self.base))
+        let connecting = async {
+            let stream = self.connector.clone().oneshot(self.base.clone()).await;
+            stream.map_err(|error| format!("cannot connect to {}: {error}", self.base))
+        };
+        self.in_time(
+            format_args!("no connection to {}", self.base),
+            Box::pin(connecting),
+        )
+        .await
     }
 
     /// Opens a connection.
     pub(super) async fn ready(&self) -> Result<Ready, String> {
         let stream = self.connect().await?;
-        let (send, connection) = handshake(stream).await.map_err(|error| error.to_string())?;
+        let opening = async { handshake(stream).await.map_err(|error| error.to_string()) };
+        let (send, connection) = self.in_time("no HTTP connection", Box::pin(opening)).await?;
         // It ends with the last sender, or when the target closes.
         tokio::spawn(connection);
         Ok(Ready(send))
@@ -109,10 +136,7 @@ impl Wire {
                 body: body.to_bytes(),
             })
         };
-        match tokio::time::timeout(self.timeout, call).await {
-            Ok(answer) => answer,
-            Err(_) => Err(format!("no answer within {} ms", self.timeout.as_millis())),
-        }
+        self.in_time("no answer", Box::pin(call)).await
     }
 
     /// Sends on a connection of its own.
@@ -138,12 +162,59 @@ impl Wire {
         head.extend_from_slice(format!("content-length: {}\r\n\r\n", body.len()).as_bytes());
         head.extend_from_slice(&body[..body_bytes.min(body.len())]);
         let write = async {
-            stream.write_all(&head).await?;
-            stream.flush().await
+            let written = async {
+                stream.write_all(&head).await?;
+                stream.flush().await
+            };
+            written
+                .await
+                .map_err(|error: std::io::Error| format!("cannot send: {error}"))
         };
-        write
-            .await
-            .map_err(|error: std::io::Error| format!("cannot send: {error}"))?;
+        self.in_time("the request was not read", Box::pin(write)).await?;
         Ok(stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Accepts connections and keeps them, without a word.
+    async fn silent() -> (u16, tokio::task::JoinHandle<()>) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let accepting = tokio::spawn(async move {
+            let mut kept = Vec::new();
+            loop {
+                kept.push(listener.accept().await.unwrap());
+            }
+        });
+        (port, accepting)
+    }
+
+    #[tokio::test]
+    async fn a_target_that_accepts_and_says_nothing_ends_by_the_time_out() {
+        let (port, accepting) = silent().await;
+        // More than the sockets of both sides hold.
+        let body = Bytes::from(vec![b'x'; 64 << 20]);
+        for scheme in ["http", "https"] {
+            let base = format!("{scheme}://127.0.0.1:{port}").parse().unwrap();
+            let wire = Wire::to(base, Duration::from_millis(100));
+            let request = || Request::post("/").body(Full::new(body.clone())).unwrap();
+            let all = async {
+                let sent = wire.send(request()).await.map(drop);
+                let begun = wire.begin(request(), &body, usize::MAX).await.map(drop);
+                [sent, begun]
+            };
+            let all = tokio::time::timeout(Duration::from_secs(60), all).await;
+            for end in all.expect("it ends") {
+                let error = end.unwrap_err();
+                assert!(
+                    error.contains("within 100 ms (--timeout-ms)"),
+                    "{scheme}: {error}"
+                );
+            }
+        }
+        accepting.abort();
     }
 }
