@@ -106,6 +106,19 @@ mod tests {
         shown[0][key].as_str().unwrap_or_default().to_owned()
     }
 
+    async fn until(what: &str, reached: impl Fn() -> bool) {
+        let waiting = async {
+            while !reached() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let limit = Duration::from_secs(60);
+        assert!(
+            tokio::time::timeout(limit, waiting).await.is_ok(),
+            "not in time: {what}"
+        );
+    }
+
     /// Runs a role whose n-th run, from 1, does what `turn` says; returns when it has run `runs` times.
     async fn supervised(
         context: &Arc<Context>,
@@ -126,9 +139,10 @@ mod tests {
                 Ok(())
             }
         });
-        while ran.load(Ordering::SeqCst) < runs || state(context, "state") == "starting" {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until("it has run so often", || {
+            ran.load(Ordering::SeqCst) >= runs && state(context, "state") != "starting"
+        })
+        .await;
     }
 
     #[tokio::test]
@@ -140,9 +154,7 @@ mod tests {
             _ => Ok(()),
         })
         .await;
-        while !context.health.ready() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until("it is ready", || context.health.ready()).await;
         context.stop.cancel();
         context.tasks.close();
         context.tasks.wait().await;

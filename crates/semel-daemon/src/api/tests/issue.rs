@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
+use semel_core::claim::ClaimReply;
+use semel_core::host::random_16;
 use semel_core::model::MemoryKeys;
-use semel_core::{Clock as _, SystemClock};
+use semel_core::{Clock as _, KeyStoreExt as _, Scope, SystemClock};
 use semel_keys::{Issuer, Secret};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
+use super::super::request::{ClaimBody, read};
 use super::{Access, Api, LIMITS, MINE, World, router};
 
 fn world(secrets: &[u8]) -> World {
@@ -57,21 +60,20 @@ async fn an_issued_id_is_claimed_by_whom_it_was_issued_to() {
 #[tokio::test]
 async fn an_id_past_its_time_is_refused_unless_it_was_used_in_time() {
     let world = world(&[1]);
-    let issue = || json!({"scope": "orders", "principal": "ada", "good_ms": 40});
-    let (used, unused) = (
-        world.ask("issue", issue()).await,
-        world.ask("issue", issue()).await,
-    );
-    let issued_at = SystemClock.now();
-    let first = world.ask("claim", claim(&used.body["id"], "ada")).await;
-    assert_eq!(first.status, 201, "{first:?}");
-    // The daemon's own clock counts here: this must really pass.
-    while SystemClock.now() <= issued_at.plus_ms(40) {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-    }
-    let late = world.ask("claim", claim(&used.body["id"], "ada")).await;
+    // As the API issues them, at a time that is over.
+    let issuer = Issuer::new([Secret::new([1; 32]).unwrap()]).unwrap();
+    let past = SystemClock.now().plus_ms(-60_000);
+    let issued = || issuer.issue(&Scope::new("orders").unwrap(), b"ada", past, random_16());
+    let (used, unused) = (json!(issued()), json!(issued()));
+    // What an instance stored when the time was not over.
+    let body = claim(&used, "ada").to_string();
+    let claiming = read::<ClaimBody>(body.as_bytes()).unwrap().claim("").unwrap();
+    let store = world.api.store.get().unwrap();
+    let reply = store.claim(&claiming.claim).await.unwrap();
+    assert!(matches!(reply, ClaimReply::Granted { .. }), "{reply:?}");
+    let late = world.ask("claim", claim(&used, "ada")).await;
     assert_eq!(late.status, 201, "its record answers: the same nonce again");
-    let late = world.ask("claim", claim(&unused.body["id"], "ada")).await;
+    let late = world.ask("claim", claim(&unused, "ada")).await;
     assert_eq!(late.problem(), (422, "SEM0719", None));
     assert!(late.detail().contains("was not used"), "{late:?}");
 }
