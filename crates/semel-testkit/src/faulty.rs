@@ -34,7 +34,7 @@ pub enum Fault {
 }
 
 /// A store with faults to come, by operation: `claim`, `complete`, `extend`, `release`, `abandon`, `settle`, `read`,
-/// `look`; `subscribe` and `transact` are only counted.
+/// `look`, `subscribe`; a subscription that fails gives no hint. `transact` is only counted.
 ///
 /// ```
 /// # async fn f(claim: semel_core::Claim) {
@@ -139,6 +139,23 @@ impl FaultyKeys {
         self.arrivals.send_modify(|arrivals| *arrivals += 1);
     }
 
+    /// Counts a call and holds it; the fault that it is to meet.
+    async fn trouble(&self, operation: &'static str, items: usize) -> Option<Fault> {
+        self.count(operation, items);
+        let held = self.held.lock().unwrap().get(operation).cloned();
+        if let Some(mut held) = held {
+            let _ = held.wait_for(|open| *open).await;
+        }
+        let mut faults = self.faults.lock().unwrap();
+        match faults.get_mut(operation) {
+            Some((fault, left)) if *left > 0 => {
+                *left -= 1;
+                Some(*fault)
+            }
+            _ => None,
+        }
+    }
+
     async fn call<R: Send>(
         &self,
         operation: &'static str,
@@ -146,21 +163,7 @@ impl FaultyKeys {
         inner: impl Future<Output = Replies<R>> + Send,
     ) -> Replies<R> {
         let items = keys.len();
-        self.count(operation, items);
-        let held = self.held.lock().unwrap().get(operation).cloned();
-        if let Some(mut held) = held {
-            let _ = held.wait_for(|open| *open).await;
-        }
-        let fault = {
-            let mut faults = self.faults.lock().unwrap();
-            match faults.get_mut(operation) {
-                Some((fault, left)) if *left > 0 => {
-                    *left -= 1;
-                    Some(*fault)
-                }
-                _ => None,
-            }
-        };
+        let fault = self.trouble(operation, items).await;
         let all = |kind| {
             (0..items)
                 .map(|_| Err(StoreError::new(kind, operation, "as the test wants")))
@@ -252,7 +255,12 @@ impl KeyStore for FaultyKeys {
     }
 
     async fn subscribe(&self, key: &Key) -> Option<Hint> {
-        self.count("subscribe", 1);
+        match self.trouble("subscribe", 1).await {
+            None => {}
+            Some(Fault::Silent) => std::future::pending().await,
+            Some(Fault::Panic) => panic!("as the test wants"),
+            Some(Fault::Down | Fault::ReplyLost | Fault::TooLarge) => return None,
+        }
         let told = self.told.lock().unwrap().clone();
         match told {
             Some(told) => Some(Box::pin(async move { told.notified().await })),

@@ -8,7 +8,9 @@
 //! - An answer 200 or 201 was durable before it was sent. 4xx changed nothing. 503 says whether anything can have been
 //!   stored: `store-away` and `overloaded` no, `reply-lost` perhaps, and then the same request may be sent again.
 //! - A claim whose nonce the caller chose can be asked again after a lost answer (rule K3). A nonce that was drawn here is
-//!   withdrawn when its caller leaves before the answer (rule K4).
+//!   withdrawn when its caller leaves before the answer (rule K4), tried again for at least its lease.
+//! - A settlement goes on when its caller leaves, and has its line in the log.
+//! - What a store's driver says (hosts, users, statements) is in the log, never in an answer.
 //!
 //! # Not guaranteed
 //! That the answer reaches the caller. A claim without a nonce of the caller's own whose answer is lost behind the daemon
@@ -19,6 +21,7 @@ mod http;
 mod octets;
 pub(crate) mod openapi;
 mod operations;
+mod orphan;
 mod problem;
 pub(crate) mod reply;
 pub(crate) mod request;
@@ -41,8 +44,10 @@ use semel_core::KeyStore;
 use semel_keys::Issuer;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use access::Access;
+use orphan::WITHDRAWALS_MAX;
 use waking::Waking;
 
 pub(crate) use http::router;
@@ -71,6 +76,9 @@ pub(crate) struct Api {
     working: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
     waking: Arc<Waking>,
+    withdrawing: Arc<Semaphore>,
+    /// What goes on when its caller leaves.
+    tasks: TaskTracker,
     stop: CancellationToken,
     metrics: Metrics,
 }
@@ -86,6 +94,8 @@ impl Api {
             working: Arc::new(Semaphore::new(limits.requests_max)),
             waiting: Arc::new(Semaphore::new(limits.waiters_max)),
             waking: Arc::default(),
+            withdrawing: Arc::new(Semaphore::new(WITHDRAWALS_MAX)),
+            tasks: TaskTracker::new(),
             stop,
             metrics: Metrics::default(),
         }
@@ -94,6 +104,11 @@ impl Api {
     /// The same that also issues ids.
     pub(crate) fn with_issuer(self, issuer: Option<Issuer>) -> Self {
         Self { issuer, ..self }
+    }
+
+    /// The same whose tasks are among these, which the daemon waits for when it stops.
+    pub(crate) fn with_tasks(self, tasks: TaskTracker) -> Self {
+        Self { tasks, ..self }
     }
 
     /// Goes by these tokens from now on.

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel_core::claim::{Claim, ClaimReply, LeaseReply, Record, Release, Settlement, State, Verdict};
+use semel_core::claim::{Claim, ClaimReply, LeaseReply, Record, Settlement, State, Verdict};
+use semel_core::error::chain;
 use semel_core::host::random_16;
 use semel_core::store::Replies;
 use semel_core::{
@@ -13,6 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::Api;
 use super::access::Grant;
+use super::orphan::Orphan;
 use super::problem::{Kind, Problem};
 use super::reply::{Moment, Reply, claimed, issued, leased, listed, looked};
 use super::request::{
@@ -124,9 +126,7 @@ impl Asked<'_> {
             Name::Settle => {
                 let (settlement, person) = read::<SettleBody>(body)?.settlement()?;
                 self.may(&settlement.key)?;
-                let reply = self.write("settle", self.store.settle(&settlement)).await;
-                self.log(&settlement, &person, &reply);
-                self.api.waking.wake(&settlement.key);
+                let reply = self.settle(settlement.clone(), person).await;
                 let moment = match settlement.verdict {
                     Verdict::Happened(_) => Moment::RetainUntil,
                     Verdict::DidNotHappen => Moment::At,
@@ -208,14 +208,34 @@ impl Asked<'_> {
         late: ErrorKind,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        let limit = self.api.limits.request_max;
-        match tokio::time::timeout(limit, call).await {
-            Ok(reply) => reply,
-            Err(_) => {
-                let text = format!("no answer within request_ms_max = {} of [api]", limit.as_millis());
-                Err(StoreError::new(late, operation, text))
-            }
-        }
+        within(self.api.limits.request_max, operation, late, call).await
+    }
+
+    /// A person's decision, in a task of its own: a caller that leaves takes neither it nor its line in the log along.
+    async fn settle(self, settlement: Settlement, person: Person) -> Result<LeaseReply, StoreError> {
+        let Self {
+            api,
+            grant,
+            store,
+            place,
+        } = self;
+        let (limit, waking, token) = (
+            api.limits.request_max,
+            Arc::clone(&api.waking),
+            grant.name.clone(),
+        );
+        let task = api.tasks.spawn(async move {
+            let _place = place;
+            let call = store.settle(&settlement);
+            let reply = within(limit, "settle", ErrorKind::ReplyLost, call).await;
+            log(&settlement, &person, &token, &reply);
+            waking.wake(&settlement.key);
+            reply
+        });
+        task.await.unwrap_or_else(|_| {
+            let text = "the settlement broke off, which is a mistake in semel";
+            Err(StoreError::new(ErrorKind::ReplyLost, "settle", text))
+        })
     }
 
     async fn write_many<T>(
@@ -225,7 +245,13 @@ impl Asked<'_> {
         call: impl Future<Output = Replies<T>>,
     ) -> Replies<T> {
         match self.write(operation, async { Ok(call.await) }).await {
-            Ok(replies) => replies,
+            Ok(replies) => {
+                // One line however many items a failure has.
+                if let Some(error) = replies.iter().find_map(|reply| reply.as_ref().err()) {
+                    tell(operation, error);
+                }
+                replies
+            }
             Err(error) => (0..items).map(|_| Err(error.clone())).collect(),
         }
     }
@@ -234,7 +260,7 @@ impl Asked<'_> {
         let mut claims_only = Vec::with_capacity(claims.len());
         let mut orphans = Vec::with_capacity(claims.len());
         for claiming in claims {
-            orphans.push(Orphan::of(&self.store, &claiming));
+            orphans.push(Orphan::of(self.api, &self.store, &claiming));
             claims_only.push(claiming.claim);
         }
         let call = self.store.claim_many(&claims_only);
@@ -245,7 +271,7 @@ impl Asked<'_> {
     }
 
     async fn claim(self, claiming: Claiming) -> Result<Reply, Problem> {
-        let orphan = Orphan::of(&self.store, &claiming);
+        let orphan = Orphan::of(self.api, &self.store, &claiming);
         let reply = self.claim_and_wait(&claiming.claim, claiming.wait_ms).await;
         if let Some(orphan) = orphan {
             orphan.answered();
@@ -270,17 +296,11 @@ impl Asked<'_> {
             api, store, place, ..
         } = self;
         drop(place);
+        let request_max = api.limits.request_max;
         loop {
-            let interest = seat.interest(store.as_ref()).await;
-            let call = tokio::time::timeout(api.limits.request_max, store.claim(claim));
-            let reply = match call.await {
-                Ok(reply) => reply,
-                Err(_) => Err(StoreError::new(
-                    ErrorKind::ReplyLost,
-                    "claim",
-                    "no answer in time",
-                )),
-            };
+            let longest = request_max.min(deadline.saturating_sub(SystemClock.monotonic()));
+            let interest = seat.interest(store.as_ref(), longest, &api.stop).await;
+            let reply = within(request_max, "claim", ErrorKind::ReplyLost, store.claim(claim)).await;
             let Ok(ClaimReply::Busy { lease_left_ms }) = reply else {
                 return Ok(reply);
             };
@@ -300,17 +320,12 @@ impl Asked<'_> {
             api, store, place, ..
         } = self;
         drop(place);
+        let request_max = api.limits.request_max;
         loop {
-            let interest = seat.interest(store.as_ref()).await;
+            let longest = request_max.min(deadline.saturating_sub(SystemClock.monotonic()));
+            let interest = seat.interest(store.as_ref(), longest, &api.stop).await;
             let found: Result<Option<Record>, StoreError> =
-                match tokio::time::timeout(api.limits.request_max, store.read(&key)).await {
-                    Ok(found) => found,
-                    Err(_) => Err(StoreError::new(
-                        ErrorKind::Unavailable,
-                        "read",
-                        "no answer in time",
-                    )),
-                };
+                within(request_max, "read", ErrorKind::Unavailable, store.read(&key)).await;
             let runs = matches!(&found, Ok(Some(record)) if matches!(record.state, State::Claimed { .. }));
             if !runs || !seat.changed(interest, Duration::MAX, deadline, &api.stop).await {
                 return Ok(looked(&key, found));
@@ -338,32 +353,57 @@ impl Asked<'_> {
             _place: place,
         })
     }
+}
 
-    /// A person's decision, for whoever asks later why.
-    fn log(&self, settlement: &Settlement, person: &Person, reply: &Result<LeaseReply, StoreError>) {
-        let verdict = match &settlement.verdict {
-            Verdict::Happened(StoredOutcome::Refused(_)) => "refused",
-            Verdict::Happened(_) => "succeeded",
-            Verdict::DidNotHappen => "did not happen",
-        };
-        let result = match reply {
-            Ok(LeaseReply::Ok(_)) => "settled",
-            Ok(LeaseReply::Conflict) => "not settled: it has ended otherwise",
-            Ok(LeaseReply::LeaseLost) => "not settled: it is not unknown under this token",
-            Err(error) if error.retry() == Retry::OutcomeUnknown => "the store's reply was lost",
-            Err(_) => "not settled: the store failed",
-        };
-        tracing::info!(
-            key = %settlement.key,
-            token = settlement.token.0,
-            verdict,
-            by = person.by,
-            why = person.why,
-            api_token = self.grant.name,
-            result,
-            "somebody settles a key over the API"
-        );
+/// A call to the store, for so long at most. What the driver said is for the log: whoever asked hears what it means.
+async fn within<T>(
+    limit: Duration,
+    operation: &'static str,
+    late: ErrorKind,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let reply = tokio::time::timeout(limit, call).await.unwrap_or_else(|_| {
+        let text = format!("no answer within request_ms_max = {} of [api]", limit.as_millis());
+        Err(StoreError::new(late, operation, text))
+    });
+    if let Err(error) = &reply {
+        tell(operation, error);
     }
+    reply
+}
+
+fn tell(operation: &'static str, error: &StoreError) {
+    tracing::warn!(
+        operation,
+        error = chain(error),
+        "the store failed a request to the API"
+    );
+}
+
+/// A person's decision, for whoever asks later why.
+fn log(settlement: &Settlement, person: &Person, token: &str, reply: &Result<LeaseReply, StoreError>) {
+    let verdict = match &settlement.verdict {
+        Verdict::Happened(StoredOutcome::Refused(_)) => "refused",
+        Verdict::Happened(_) => "succeeded",
+        Verdict::DidNotHappen => "did not happen",
+    };
+    let result = match reply {
+        Ok(LeaseReply::Ok(_)) => "settled",
+        Ok(LeaseReply::Conflict) => "not settled: it has ended otherwise",
+        Ok(LeaseReply::LeaseLost) => "not settled: it is not unknown under this token",
+        Err(error) if error.retry() == Retry::OutcomeUnknown => "the store's reply was lost",
+        Err(_) => "not settled: the store failed",
+    };
+    tracing::info!(
+        key = %settlement.key,
+        token = settlement.token.0,
+        verdict,
+        by = person.by,
+        why = person.why,
+        api_token = token,
+        result,
+        "somebody settles a key over the API"
+    );
 }
 
 /// One request that waits.
@@ -375,45 +415,5 @@ struct Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         self.gauge.dec();
-    }
-}
-
-/// A claim under a nonce that was drawn here. When its caller leaves before the answer, nobody will ever know the nonce:
-/// it is withdrawn, so that the claim is not granted to nobody (rule K4).
-struct Orphan {
-    store: Arc<dyn KeyStore>,
-    release: Option<Release>,
-}
-
-impl Orphan {
-    fn of(store: &Arc<dyn KeyStore>, claiming: &Claiming) -> Option<Self> {
-        claiming.drawn.then(|| Self {
-            store: Arc::clone(store),
-            release: Some(Release {
-                key: claiming.claim.key.clone(),
-                nonce: claiming.claim.nonce,
-                token: None,
-            }),
-        })
-    }
-
-    /// The caller learns the nonce.
-    fn answered(mut self) {
-        self.release = None;
-    }
-}
-
-impl Drop for Orphan {
-    fn drop(&mut self) {
-        let (Some(release), Ok(runtime)) = (self.release.take(), tokio::runtime::Handle::try_current())
-        else {
-            return;
-        };
-        let store = Arc::clone(&self.store);
-        runtime.spawn(async move {
-            if let Err(error) = store.release(&release).await {
-                tracing::debug!(%error, key = %release.key, "a claim whose caller left was not withdrawn");
-            }
-        });
     }
 }

@@ -1,6 +1,5 @@
 //! What is not granted: problem details (RFC 9457), each with a stable type and a code that has a page.
 
-use semel_core::error::chain;
 use semel_core::{ErrorKind, Retry, StoreError};
 use serde_json::{Map, Value, json};
 
@@ -243,21 +242,22 @@ impl Problem {
         self
     }
 
-    /// What a store's failure means for whoever asked; `changes` says whether the operation writes.
+    /// What a store's failure means for whoever asked. In our words only: what the driver said names hosts, users and
+    /// statements, and is for the log.
     pub(crate) fn store(error: &StoreError) -> Self {
-        let chain = chain(error);
+        let said = error.to_string();
         match (error.kind(), error.retry()) {
             // A full scope has a page of its own; any other limit is about what was sent.
             (ErrorKind::LimitExceeded, _) if error.code() != ErrorKind::LimitExceeded.code() => {
-                Self::new(Kind::Full, format!("{chain}; nothing was done"))
+                Self::new(Kind::Full, format!("{said}; nothing was done"))
             }
-            (ErrorKind::LimitExceeded, _) => Self::new(Kind::TooLarge, format!("{chain}; nothing was done")),
+            (ErrorKind::LimitExceeded, _) => Self::new(Kind::TooLarge, format!("{said}; nothing was done")),
             (_, Retry::Later) => {
-                let detail = format!("{chain}; nothing was done: send the same request again later");
+                let detail = format!("{said}; nothing was done: send the same request again later");
                 Self::new(Kind::Away, detail)
             }
-            (_, Retry::OutcomeUnknown) => Self::reply_lost(&chain),
-            (_, Retry::Never) => Self::new(Kind::StoreTrouble, format!("{chain}; nothing was done")),
+            (_, Retry::OutcomeUnknown) => Self::reply_lost(&said),
+            (_, Retry::Never) => Self::new(Kind::StoreTrouble, format!("{said}; nothing was done")),
         }
     }
 

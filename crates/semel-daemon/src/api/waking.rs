@@ -78,11 +78,20 @@ impl Drop for Place {
 }
 
 impl Place {
-    /// Registers interest. Read the record after it, then [`Place::changed`].
-    pub(crate) async fn interest(&self, store: &dyn KeyStore) -> Interest {
+    /// Registers interest. Read the record after it, then [`Place::changed`]. A store that says nothing within `longest`
+    /// gives no hints; looking from time to time finds out as well.
+    pub(crate) async fn interest(
+        &self,
+        store: &dyn KeyStore,
+        longest: Duration,
+        stop: &CancellationToken,
+    ) -> Interest {
         let mut here = Box::pin(Arc::clone(&self.notify).notified_owned());
         here.as_mut().enable();
-        let hint = store.subscribe(&self.key).await;
+        let hint = tokio::select! {
+            hint = tokio::time::timeout(longest, store.subscribe(&self.key)) => hint.ok().flatten(),
+            () = stop.cancelled() => None,
+        };
         Interest { here, hint }
     }
 

@@ -32,7 +32,9 @@ impl KeyApi {
         let part = context.health.part("api", "keys");
         let tokens = config.access.asks();
         tracing::info!(address = %bound.address(), tokens, "the key API listens");
-        let api = Api::new(config.access, config.limits, context.stop.clone()).with_issuer(config.issuer);
+        let api = Api::new(config.access, config.limits, context.stop.clone())
+            .with_issuer(config.issuer)
+            .with_tasks(context.tasks.clone());
         let api = Arc::new(api);
         context
             .metrics

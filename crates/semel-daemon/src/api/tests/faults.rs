@@ -14,7 +14,10 @@ use semel_core::store::{Capabilities, KeyPage, KeyQuery, Replies, Usage};
 use semel_core::{ErrorKind, Key, KeyStore, Scope, StoreError};
 use serde_json::{Value, json};
 
-use super::{Access, Answer, LIMITS, Limits, MINE, THEIRS, World, request};
+use super::{Access, Answer, LIMITS, Limits, Log, MINE, THEIRS, World, request};
+
+/// What a driver says of a failure.
+const DRIVER: &str = "db-7.internal refuses user semel_admin: SELECT fingerprint FROM semel.key";
 
 /// What goes wrong.
 #[derive(Clone, Copy, PartialEq)]
@@ -45,7 +48,7 @@ impl Faulty {
         let fault = *self.fault.lock().unwrap();
         let all = |kind| {
             (0..items)
-                .map(|_| Err(StoreError::new(kind, "test", "on purpose")))
+                .map(|_| Err(StoreError::new(kind, "test", "on purpose").with_source(DRIVER)))
                 .collect()
         };
         match fault {
@@ -227,6 +230,38 @@ async fn a_store_that_cannot_be_used_is_500_and_a_full_scope_507() {
     // Any other limit is about what was sent, not about the scope.
     store.set(Fault::Before(ErrorKind::LimitExceeded));
     assert_eq!(world.claim(MINE).await.problem(), (413, "SEM0702", None));
+}
+
+#[tokio::test]
+async fn a_problem_never_shows_what_the_driver_said() {
+    let (world, store) = world(LIMITS);
+    for kind in [
+        ErrorKind::Unavailable,
+        ErrorKind::NotApplied,
+        ErrorKind::ReplyLost,
+        ErrorKind::Schema,
+        ErrorKind::Corrupt,
+        ErrorKind::Constraint,
+        ErrorKind::Invalid,
+        ErrorKind::LimitExceeded,
+    ] {
+        store.set(Fault::Before(kind));
+        let (log, listening) = Log::listen();
+        for (operation, answer) in every(&world).await {
+            if matches!(operation, "release" | "issue") {
+                continue;
+            }
+            let body = answer.body.to_string();
+            assert!(body.contains(kind.code()), "{operation}: {body}");
+            assert!(!body.contains("db-7"), "{operation}: {body}");
+        }
+        drop(listening);
+        let log = log.text();
+        assert!(
+            log.lines().any(|line| line.contains(DRIVER)),
+            "it is for the log: {log}"
+        );
+    }
 }
 
 #[tokio::test]

@@ -1,11 +1,14 @@
 //! Waiting: woken by the end, capped, limited, ended by the daemon's stop.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use semel_core::model::MemoryKeys;
 use semel_core::{Clock as _, SystemClock};
+use semel_testkit::faulty::{Fault, FaultyKeys};
 use serde_json::{Value, json};
 
-use super::{LIMITS, Limits, MINE, THEIRS, World};
+use super::{Access, LIMITS, Limits, MINE, THEIRS, World};
 
 fn wait(wait_ms: u64) -> Value {
     json!({"scope": "orders", "id": "o-7", "wait_ms": wait_ms})
@@ -102,8 +105,8 @@ async fn waiting_ends_at_its_cap_and_says_how_it_stands() {
         wait_max: Duration::from_millis(30),
         ..LIMITS
     };
-    let store = std::sync::Arc::new(semel_core::model::MemoryKeys::default());
-    let world = World::with(store, super::Access::default(), capped, std::sync::Arc::default());
+    let store = Arc::new(MemoryKeys::default());
+    let world = World::with(store, Access::default(), capped, Arc::default());
     assert_eq!(
         world.ask("wait", wait(1_000)).await.status,
         404,
@@ -173,4 +176,43 @@ async fn those_who_leave_give_up_their_place() {
     );
     until_waiting(&world, 0).await;
     assert_eq!(world.api.waiting.available_permits(), LIMITS.waiters_max);
+}
+
+#[tokio::test]
+async fn a_store_that_says_nothing_to_a_subscription_holds_no_wait_up() {
+    let limit = Duration::from_secs(60);
+    // By the wait's own end, by the time a store may take for an answer, and by the daemon's stop.
+    for (request_max, wait_ms, stop) in [
+        (limit * 10, 30, false),
+        (Duration::from_millis(10), 20_000, false),
+        (limit * 10, 20_000, true),
+    ] {
+        let store = FaultyKeys::over(MemoryKeys::default());
+        let limits = Limits {
+            request_max,
+            ..LIMITS
+        };
+        let world = World::with(
+            Arc::<FaultyKeys>::clone(&store),
+            Access::default(),
+            limits,
+            Arc::default(),
+        );
+        let lease = world.claim(MINE).await;
+        store.fail("subscribe", Fault::Silent, 1);
+        let acting = async {
+            store.called("subscribe", 1).await;
+            if stop {
+                world.api.stop.cancel();
+            } else if wait_ms > 1_000 {
+                store.called("read", 1).await;
+                let done = json!({"outcome": "succeeded", "output": "x"});
+                world.leased("complete", &lease, done).await;
+            }
+        };
+        let waiting = tokio::time::timeout(limit, world.ask("wait", wait(wait_ms)));
+        let (answer, ()) = tokio::join!(waiting, acting);
+        let answer = answer.expect("it does not wait for the subscription");
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
 }
