@@ -24,6 +24,11 @@ mod store;
 
 use std::process::ExitCode;
 
+/// A gateway makes and frees dozens of small pieces per request, and the threads that do so meet in glibc's allocator
+/// (docs/decisions/0027).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     out::end(cli::main()).into()
 }

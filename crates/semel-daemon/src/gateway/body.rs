@@ -62,12 +62,9 @@ fn now_ms() -> u64 {
 
 impl Outgoing {
     /// What a client sends; more bytes than `max` are an error, and so is nothing for longer than `idle`.
-    pub(crate) fn client(body: Incoming, max: Option<u64>, idle: Duration) -> Self {
+    pub(crate) fn client(body: Incoming, max: Option<u64>, idle: Option<Duration>) -> Self {
         let mut outgoing = Self::streamed(Source::Client(body), max);
-        outgoing.idle = Some(Idle {
-            most: idle,
-            sleep: None,
-        });
+        outgoing.idle = idle.map(|most| Idle { most, sleep: None });
         outgoing
     }
 
@@ -114,10 +111,15 @@ impl Outgoing {
 }
 
 impl Watch {
+    /// When something last moved, on the monotonic clock.
+    pub(crate) fn last(&self) -> Duration {
+        Duration::from_millis(self.last_ms.load(Ordering::Relaxed))
+    }
+
     /// Ends when nothing has moved for so long.
     pub(crate) async fn still_for(&self, limit: Duration) {
         loop {
-            let still = Duration::from_millis(now_ms().saturating_sub(self.last_ms.load(Ordering::Relaxed)));
+            let still = SystemClock.monotonic().saturating_sub(self.last());
             match limit.checked_sub(still) {
                 Some(left) if !left.is_zero() => tokio::time::sleep(left).await,
                 _ => return,

@@ -7,7 +7,9 @@
 //!   answer's head begins, so that [`SendError::Slow`] is never said of a request that waited for a connection.
 //! - A request is written to one connection at most. Only one that came back whole is given to the next.
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Request, Response, Uri, Version, header};
@@ -22,6 +24,7 @@ use tokio_rustls::TlsConnector;
 
 use super::body::{Outgoing, Watch};
 use super::config::{ProxyConfig, UpstreamHttp};
+use super::timer::Timer;
 
 /// Why there is no answer.
 #[derive(Debug)]
@@ -62,15 +65,27 @@ impl Limits<'_> {
         }
     }
 
-    /// Ends when the answer's head is late.
-    async fn slow(&self) {
-        match self.watch {
+    /// The answer's head, or `None` when it is late.
+    async fn head<T>(&self, timer: &mut Timer, answer: impl Future<Output = T>) -> Option<T> {
+        let fixed = match self.watch {
             Some(watch) => {
                 watch.moved();
-                watch.still_for(self.head).await;
+                None
             }
-            None => tokio::time::sleep(self.left(self.head)).await,
-        }
+            None => Some(SystemClock.monotonic() + self.left(self.head)),
+        };
+        let mut answer = pin!(answer);
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
+                return Poll::Ready(Some(answer));
+            }
+            let deadline = fixed.or_else(|| self.watch.map(|watch| watch.last() + self.head));
+            match deadline {
+                Some(deadline) if timer.over(deadline, cx) => Poll::Ready(None),
+                _ => Poll::Pending,
+            }
+        })
+        .await
     }
 }
 
@@ -95,25 +110,31 @@ struct Inner {
 }
 
 struct Idle {
-    sender: http1::SendRequest<Outgoing>,
+    connection: One,
     since: Duration,
 }
 
+/// A connection of HTTP/1.1, with the timer of its requests.
+struct One {
+    sender: http1::SendRequest<Outgoing>,
+    timer: Timer,
+}
+
 /// A connection in use. Dropped, it is closed; given back, the next request may have it.
-pub(crate) struct Lease(Option<(http1::SendRequest<Outgoing>, Client)>);
+pub(crate) struct Lease(Option<(One, Client)>);
 
 enum Connected {
-    One(http1::SendRequest<Outgoing>),
+    One(One),
     Two(http2::SendRequest<Outgoing>),
 }
 
 impl Lease {
     /// The answer was read to its end.
     pub(crate) fn give_back(self) {
-        if let Some((sender, client)) = self.0
-            && !sender.is_closed()
+        if let Some((connection, client)) = self.0
+            && !connection.sender.is_closed()
         {
-            client.put(sender);
+            client.put(connection);
         }
     }
 }
@@ -151,40 +172,44 @@ impl Client {
         loop {
             let (connection, kept) = match self.take() {
                 Some(kept) => (kept, true),
-                None => (self.connect(limits).await.map_err(SendError::NotSent)?, false),
+                None => {
+                    let connected = Box::pin(self.connect(limits)).await;
+                    (connected.map_err(SendError::NotSent)?, false)
+                }
             };
             let mut failed = match connection {
-                Connected::One(mut sender) => {
-                    // Ends at once for a connection at rest, and fails for one that was closed meanwhile.
-                    let most = if kept { patience } else { self.0.config.connect };
-                    match tokio::time::timeout(limits.left(most), sender.ready()).await {
-                        Ok(Ok(())) => {}
-                        late if kept => {
-                            // A client that sends slowly keeps its connection busy, and not those who come after.
-                            if late.is_err() {
-                                patience = Duration::ZERO;
+                Connected::One(mut one) => {
+                    if !one.sender.is_ready() {
+                        let most = if kept { patience } else { self.0.config.connect };
+                        // Fails for one that was closed meanwhile.
+                        let ready = Box::pin(tokio::time::timeout(limits.left(most), one.sender.ready()));
+                        match ready.await {
+                            Ok(Ok(())) => {}
+                            late if kept => {
+                                // A client that sends slowly keeps its connection busy, and not those who come after.
+                                if late.is_err() {
+                                    patience = Duration::ZERO;
+                                }
+                                continue;
                             }
-                            continue;
+                            _ => return Err(SendError::NotSent("the connection was closed at once".into())),
                         }
-                        _ => return Err(SendError::NotSent("the connection was closed at once".into())),
                     }
                     limits.stamp(request.headers_mut());
-                    let sent = tokio::select! {
-                        biased;
-                        sent = sender.try_send_request(request) => sent,
-                        () = limits.slow() => return Err(SendError::Slow),
-                    };
+                    let sent = limits
+                        .head(&mut one.timer, one.sender.try_send_request(request))
+                        .await;
                     match sent {
-                        Ok(answer) => return Ok((answer, Lease(Some((sender, self.clone()))))),
-                        Err(failed) => failed,
+                        Some(Ok(answer)) => return Ok((answer, Lease(Some((one, self.clone()))))),
+                        Some(Err(failed)) => failed,
+                        None => return Err(SendError::Slow),
                     }
                 }
                 Connected::Two(mut sender) => {
                     limits.stamp(request.headers_mut());
-                    let sent = tokio::select! {
-                        biased;
-                        sent = sender.try_send_request(self.absolute(request)) => sent,
-                        () = limits.slow() => return Err(SendError::Slow),
+                    let sending = Box::pin(sender.try_send_request(self.absolute(request)));
+                    let Some(sent) = limits.head(&mut Timer::default(), sending).await else {
+                        return Err(SendError::Slow);
                     };
                     match sent {
                         Ok(answer) => return Ok((answer, Lease(None))),
@@ -215,37 +240,39 @@ impl Client {
         }
         let mut idle = lock(&self.0.idle);
         // The last used is the likeliest to live; when it is too old, so are all below it.
-        while let Some(Idle { sender, since }) = idle.pop() {
+        while let Some(Idle { connection, since }) = idle.pop() {
             if SystemClock.monotonic().saturating_sub(since) > self.0.config.idle {
                 idle.clear();
                 break;
             }
-            if sender.is_closed() {
+            if connection.sender.is_closed() {
                 continue;
             }
-            if !sender.is_ready()
-                && let Some(at) = idle.iter().rposition(|it| it.sender.is_ready())
+            if !connection.sender.is_ready()
+                && let Some(at) = idle.iter().rposition(|it| it.connection.sender.is_ready())
             {
                 // One that is at rest goes before the last used.
                 let other = idle.remove(at);
-                let busy = Idle { sender, since };
+                let busy = Idle { connection, since };
                 idle.push(busy);
-                return Some(Connected::One(other.sender));
+                return Some(Connected::One(other.connection));
             }
-            return Some(Connected::One(sender));
+            return Some(Connected::One(connection));
         }
         None
     }
 
-    fn put(&self, sender: http1::SendRequest<Outgoing>) {
+    fn put(&self, connection: One) {
         let since = SystemClock.monotonic();
         let mut idle = lock(&self.0.idle);
         // Those at the bottom are the oldest.
-        let old = |it: &Idle| since.saturating_sub(it.since) > self.0.config.idle || it.sender.is_closed();
+        let old = |it: &Idle| {
+            since.saturating_sub(it.since) > self.0.config.idle || it.connection.sender.is_closed()
+        };
         let stale = idle.iter().take_while(|it| old(it)).count();
         idle.drain(..stale);
         if idle.len() < self.0.config.idle_max {
-            idle.push(Idle { sender, since });
+            idle.push(Idle { connection, since });
         }
     }
 
@@ -326,7 +353,10 @@ impl Client {
             .await
             .map_err(|error| chain(&error))?;
         tokio::spawn(async move { ended(connection.with_upgrades().await.err()) });
-        Ok(Connected::One(sender))
+        Ok(Connected::One(One {
+            sender,
+            timer: Timer::default(),
+        }))
     }
 
     /// As HTTP/2 wants it: the whole URI, no `Host`.

@@ -1,26 +1,28 @@
 //! What a proxy does to headers on the way there and back.
 
-use std::net::IpAddr;
-
 use http::header::{self, HeaderName, HeaderValue};
 use http::{HeaderMap, Uri, uri};
 use semel_core::wire;
 use semel_http::headers;
 
 use super::config::{HostRule, ProxyConfig};
+use super::peer::{self, Peer};
 
-/// Fields of one connection (RFC 9110, 7.6.1). `Trailer` is not one of them: it goes with the trailers, which do.
-const HOP_BY_HOP: [HeaderName; 9] = [
-    header::CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    HeaderName::from_static("http2-settings"),
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    header::TE,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-];
+/// Whether a field belongs to one connection (RFC 9110, 7.6.1). `Trailer` does not: it goes with the trailers, which do.
+fn of_one_connection(name: &str) -> bool {
+    matches!(
+        name,
+        "connection"
+            | "keep-alive"
+            | "proxy-connection"
+            | "http2-settings"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "te"
+            | "transfer-encoding"
+            | "upgrade"
+    )
+}
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -32,15 +34,34 @@ pub(super) const PERSIST_FOR: HeaderName = HeaderName::from_static(wire::PERSIST
 pub(super) const NOT_EXECUTED: HeaderName = HeaderName::from_static(wire::NOT_EXECUTED);
 
 /// What only the gateway says to the upstream, or only the upstream to the gateway; a client must not.
-const NOT_FROM_CLIENTS: [HeaderName; 7] = [
-    headers::SEMEL_TOKEN,
-    headers::SEMEL_ATTEMPT,
-    headers::SEMEL_DEADLINE_MS,
-    headers::SEMEL_OUTCOME,
-    headers::SEMEL_NO_STORE,
-    PERSIST_FOR,
-    NOT_EXECUTED,
-];
+fn not_from_clients(name: &str) -> bool {
+    matches!(
+        name,
+        wire::TOKEN
+            | wire::ATTEMPT
+            | wire::DEADLINE_MS
+            | wire::OUTCOME
+            | wire::NO_STORE
+            | wire::PERSIST_FOR
+            | wire::NOT_EXECUTED
+    )
+}
+
+/// Whether it says who asked; a client may not say that of itself.
+fn says_who_asked(name: &str) -> bool {
+    matches!(
+        name,
+        "x-forwarded-for" | "x-forwarded-host" | "x-forwarded-proto" | "forwarded"
+    )
+}
+
+/// Takes out the fields of these names. Most requests have few of many such names, so each field is looked at once.
+fn take_out(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
+    let gone: Vec<HeaderName> = headers.keys().filter(|name| goes(name)).cloned().collect();
+    for name in &gone {
+        headers.remove(name);
+    }
+}
 
 /// Takes out what belongs to one connection, and what `Connection` names: all but the fields that say who asks for
 /// what, which end-to-end judgements are made of (`kept`, the key, who asked, and Semel's own).
@@ -70,9 +91,18 @@ pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, kept: &[HeaderName]) {
             headers.remove(name);
         }
     }
-    for name in &HOP_BY_HOP {
-        headers.remove(name);
-    }
+    take_out(headers, |name| of_one_connection(name.as_str()));
+}
+
+/// The fields of an answer to a request without a key: what only a gateway obeys means nothing behind one either.
+pub(super) fn answer(headers: &mut HeaderMap) {
+    strip_hop_by_hop(headers, &[]);
+    take_out(headers, |name| {
+        matches!(
+            name.as_str(),
+            wire::NO_STORE | wire::PERSIST_FOR | wire::NOT_EXECUTED
+        )
+    });
 }
 
 /// The words of a list.
@@ -115,18 +145,14 @@ pub(super) fn wants_websocket(headers: &HeaderMap) -> bool {
 pub(super) fn request(
     headers: &mut HeaderMap,
     config: &ProxyConfig,
-    peer: Option<IpAddr>,
+    peer: Option<&Peer>,
     authority: Option<&HeaderValue>,
     upgrade: Option<HeaderValue>,
 ) {
     let trailers = tokens(headers, &header::TE).any(|word| word.eq_ignore_ascii_case("trailers"));
     strip_hop_by_hop(headers, &config.kept);
-    headers.remove(header::EXPECT);
     let host = who(headers, config, peer, authority);
-    let own = || {
-        let authority = config.upstream.authority()?;
-        HeaderValue::from_str(authority.as_str()).ok()
-    };
+    let own = || config.own_host.clone();
     let shown = match &config.host {
         HostRule::Upstream => own(),
         HostRule::Preserve => host.or_else(own),
@@ -148,26 +174,17 @@ pub(super) fn request(
 pub(super) fn who(
     headers: &mut HeaderMap,
     config: &ProxyConfig,
-    peer: Option<IpAddr>,
+    peer: Option<&Peer>,
     authority: Option<&HeaderValue>,
 ) -> Option<HeaderValue> {
-    for name in &NOT_FROM_CLIENTS {
-        headers.remove(name);
-    }
-    if !config.trust_forwarded {
-        for name in [
-            X_FORWARDED_FOR,
-            X_FORWARDED_HOST,
-            X_FORWARDED_PROTO,
-            header::FORWARDED,
-        ] {
-            headers.remove(name);
-        }
-    }
-    let host = authority.cloned().or_else(|| headers.get(header::HOST).cloned());
-    headers.remove(header::HOST);
-    if let Some(peer) = peer {
-        append(headers, &X_FORWARDED_FOR, &peer.to_string());
+    take_out(headers, |name| {
+        let text = name.as_str();
+        text == "expect" || not_from_clients(text) || (!config.trust_forwarded && says_who_asked(text))
+    });
+    let own = headers.remove(header::HOST);
+    let host = authority.cloned().or(own);
+    if let Some(address) = peer.and_then(Peer::text) {
+        append(headers, &X_FORWARDED_FOR, address);
     }
     if let Some(host) = &host {
         headers.entry(X_FORWARDED_HOST).or_insert_with(|| host.clone());
@@ -176,35 +193,22 @@ pub(super) fn who(
     headers
         .entry(X_FORWARDED_PROTO)
         .or_insert(HeaderValue::from_static(proto));
-    append(
-        headers,
-        &header::FORWARDED,
-        &forwarded(peer, host.as_ref(), proto),
-    );
+    let element = match peer {
+        Some(peer) => peer.element(host.as_ref(), proto),
+        None => peer::element(None, host.as_ref(), proto),
+    };
+    if let Some(element) = &element {
+        append(headers, &header::FORWARDED, element);
+    }
     host
 }
 
-/// One element of `Forwarded` (RFC 7239).
-fn forwarded(peer: Option<IpAddr>, host: Option<&HeaderValue>, proto: &str) -> String {
-    let mut element = match peer {
-        Some(IpAddr::V4(ip)) => format!("for={ip}"),
-        Some(IpAddr::V6(ip)) => format!("for=\"[{ip}]\""),
-        None => "for=unknown".to_owned(),
-    };
-    // Only what needs no escape inside quotes; anything else is no host.
-    let plain = |text: &&str| {
-        text.bytes()
-            .all(|byte| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\')
-    };
-    if let Some(host) = host.and_then(|host| host.to_str().ok()).filter(plain) {
-        element.push_str(&format!(";host=\"{host}\""));
-    }
-    element.push_str(";proto=");
-    element + proto
-}
-
 /// Adds to a list in one line.
-fn append(headers: &mut HeaderMap, name: &HeaderName, element: &str) {
+fn append(headers: &mut HeaderMap, name: &HeaderName, element: &HeaderValue) {
+    if !headers.contains_key(name) {
+        headers.insert(name, element.clone());
+        return;
+    }
     let mut list: Vec<u8> = headers
         .get_all(name)
         .iter()
@@ -303,7 +307,8 @@ mod tests {
             ("forwarded", "for=10.0.0.1"),
             ("connection", "X-Forwarded-For, Forwarded"),
         ];
-        let peer = Some("10.0.0.2".parse().unwrap());
+        let peer = Peer::new("10.0.0.2".parse().unwrap());
+        let peer = Some(&peer);
         let mut anew = map(&sent);
         request(&mut anew, &config(""), peer, None, None);
         assert_eq!(get(&anew, "x-forwarded-for"), Some("10.0.0.2"));
@@ -361,12 +366,6 @@ mod tests {
         let mut headers = map(&[("http2-settings", "AAMAAABkAAQAAP__")]);
         request(&mut headers, &config(""), None, None, None);
         assert_eq!(get(&headers, "http2-settings"), None);
-    }
-
-    #[test]
-    fn an_ipv6_peer_is_quoted() {
-        let peer = Some("::1".parse().unwrap());
-        assert_eq!(forwarded(peer, None, "https"), "for=\"[::1]\";proto=https");
     }
 
     #[test]

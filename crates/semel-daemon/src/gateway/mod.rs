@@ -36,6 +36,7 @@ mod config;
 mod failure;
 mod forward;
 mod path;
+mod peer;
 mod principal;
 mod proxy;
 mod reconcile;
@@ -43,14 +44,17 @@ mod routes;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod timer;
 mod tunnel;
 mod x509;
 
-use std::net::IpAddr;
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::{HeaderName, Request, Response};
+use http::{HeaderName, Request, Response, Version};
 use semel_core::{Key, KeyStore, limits};
 use semel_http::{Event, Idempotency, IdempotencyLayer, Mode};
 use tokio_util::sync::CancellationToken;
@@ -61,13 +65,15 @@ pub(crate) use config::{
     FrontConfig, GATEWAY, GatewayConfig, KeyRule, ROUTE, RouteConfig, TLS, UPSTREAM_TLS, read,
 };
 pub(crate) use failure::{Refusal, host_trouble};
-pub(crate) use stats::{Counted, Stats};
+pub(crate) use peer::Peer;
+pub(crate) use stats::Stats;
+pub(crate) use timer::Timer;
 
 use client::Client;
 use config::{HostRule, Principal};
 use failure::head_limits;
 use principal::Asker;
-use proxy::{Peer, Proxy};
+use proxy::Proxy;
 
 /// How long a request is held up by `auth_url` while keys are only tried out.
 const SHADOW_WAIT: Duration = Duration::from_millis(50);
@@ -172,6 +178,8 @@ struct Inner {
 
 /// One route on one thread.
 struct Served {
+    /// Where what has no key goes at once.
+    proxy: Proxy,
     keyed: Idempotency<Proxy>,
     asker: Option<Asker>,
 }
@@ -199,9 +207,13 @@ impl Gateway {
             .routes
             .iter()
             .zip(layers)
-            .map(|(route, layer)| Served {
-                keyed: layer.layer(proxy(&route.sending)),
-                asker: Asker::new(&route.principal, &settings),
+            .map(|(route, layer)| {
+                let proxy = proxy(&route.sending);
+                Served {
+                    keyed: layer.layer(proxy.clone()),
+                    asker: Asker::new(&route.principal, &settings),
+                    proxy,
+                }
             })
             .collect();
         Self(Arc::new(Inner {
@@ -213,15 +225,17 @@ impl Gateway {
         }))
     }
 
-    /// A client's body, with its limit of time and the limit of requests without a key.
-    pub(crate) fn take(&self, body: hyper::body::Incoming) -> Outgoing {
+    /// A client's body, with its limit of time and the limit of requests without a key. Over HTTP/1.1 whoever reads the
+    /// connection keeps the time.
+    pub(crate) fn take(&self, body: hyper::body::Incoming, version: Version) -> Outgoing {
         let front = &self.0.front;
-        Outgoing::client(body, front.unkeyed_bytes_max, front.body_idle)
+        let idle = (version == Version::HTTP_2).then_some(front.body_idle);
+        Outgoing::client(body, front.unkeyed_bytes_max, idle)
     }
 
     /// The answer to one request; `peer` is who connected.
-    pub(crate) async fn call(&self, mut request: Request<Outgoing>, peer: Option<IpAddr>) -> Response<Reply> {
-        let inner = &*self.0;
+    pub(crate) fn call(&self, mut request: Request<Outgoing>, peer: Option<&Peer>) -> Answering {
+        let inner = &self.0;
         for name in &inner.named {
             request.headers_mut().remove(name);
         }
@@ -236,13 +250,55 @@ impl Gateway {
             front.header_bytes_max,
             target,
         ) {
-            return Refusal::HeadTooLarge.answer(&detail, true);
+            return Refusal::HeadTooLarge.answer(&detail, true).into();
         }
         let found = routes::find(&inner.routes, request.method(), request.uri().path());
-        let route = found.and_then(|at| Some((inner.routes.get(at)?, inner.served.get(at)?)));
+        let route = found.and_then(|at| Some((at, inner.routes.get(at)?, inner.served.get(at)?)));
         match route {
-            Some((route, served)) if route.key != KeyRule::Off => served.call(route, request, peer).await,
-            _ => inner.pass.plain(request, peer).await,
+            Some((at, route, served)) if route.key != KeyRule::Off => {
+                if may_be_keyed(route, request.headers()) {
+                    served.keyed(Arc::clone(inner), at, request, peer)
+                } else {
+                    served.proxy.plain(request, peer)
+                }
+            }
+            _ => inner.pass.plain(request, peer),
+        }
+    }
+}
+
+/// An answer on its way. Boxed, because what holds it moves it about.
+pub(crate) struct Answering(Way);
+
+enum Way {
+    Now(Option<Box<Response<Reply>>>),
+    Later(Pin<Box<dyn Future<Output = Response<Reply>> + Send>>),
+}
+
+impl Answering {
+    /// What this comes to.
+    fn later(answer: impl Future<Output = Response<Reply>> + Send + 'static) -> Self {
+        Self(Way::Later(Box::pin(answer)))
+    }
+}
+
+impl From<Response<Reply>> for Answering {
+    fn from(response: Response<Reply>) -> Self {
+        Self(Way::Now(Some(Box::new(response))))
+    }
+}
+
+impl Future for Answering {
+    type Output = Result<Response<Reply>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            Way::Now(response) => match response.take() {
+                Some(response) => Poll::Ready(Ok(*response)),
+                // Polled again after its end, which nobody does.
+                None => Poll::Pending,
+            },
+            Way::Later(answer) => answer.as_mut().poll(cx).map(Ok),
         }
     }
 }
@@ -276,28 +332,51 @@ fn may_be_keyed(route: &RouteConfig, headers: &http::HeaderMap) -> bool {
 }
 
 impl Served {
-    async fn call(
+    /// A request that may have a key: through the layer, once it is known who calls. `inner` holds this as its route
+    /// `at`.
+    fn keyed(
         &self,
-        route: &RouteConfig,
+        inner: Arc<Inner>,
+        at: usize,
         request: Request<Outgoing>,
-        peer: Option<IpAddr>,
-    ) -> Response<Reply> {
+        peer: Option<&Peer>,
+    ) -> Answering {
         let (mut parts, body) = request.into_parts();
-        if let Some(asker) = &self.asker {
-            let keyed = may_be_keyed(route, &parts.headers);
-            if keyed && route.layer.mode == Mode::Shadow {
-                // It only counts: without a principal the layer counts a refusal, and the request goes on.
-                let _ = tokio::time::timeout(SHADOW_WAIT, asker.name(&mut parts, peer)).await;
-            } else if keyed && let Err(refused) = asker.name(&mut parts, peer).await {
-                return *refused;
-            }
-        }
         if let Some(peer) = peer {
-            parts.extensions.insert(Peer(peer));
+            parts.extensions.insert(peer.clone());
         }
         let request = Request::from_parts(parts, body.unlimited());
         // Always ready, and never an error.
-        match self.keyed.clone().call(request).await {
+        let layer = self.keyed.clone();
+        if self.asker.is_none() {
+            return Answering::later(through(layer, request));
+        }
+        Answering::later(async move {
+            let (mut parts, body) = request.into_parts();
+            let route = inner.routes.get(at);
+            let asker = inner.served.get(at).and_then(|served| served.asker.as_ref());
+            if let (Some(route), Some(asker)) = (route, asker) {
+                let naming = asker.name(&mut parts);
+                if route.layer.mode == Mode::Shadow {
+                    // It only counts: without a principal the layer counts a refusal, and the request goes on.
+                    let _ = tokio::time::timeout(SHADOW_WAIT, naming).await;
+                } else if let Err(refused) = naming.await {
+                    return *refused;
+                }
+            }
+            through(layer, Request::from_parts(parts, body)).await
+        })
+    }
+}
+
+/// What the layer makes of it.
+fn through(
+    mut layer: Idempotency<Proxy>,
+    request: Request<Outgoing>,
+) -> impl Future<Output = Response<Reply>> + Send {
+    let answer = layer.call(request);
+    async move {
+        match answer.await {
             Ok(answer) => answer.map(Reply::Own),
             Err(never) => match never {},
         }

@@ -1,6 +1,5 @@
 //! Who asks: by a header, by another service, or nobody in particular.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +15,7 @@ use super::body::Reply;
 use super::config::{Principal, ProxyConfig};
 use super::failure::Refusal;
 use super::forward;
+use super::peer::Peer;
 
 /// Bytes of an answer of the other service at most.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
@@ -99,16 +99,12 @@ impl Asker {
     ///
     /// # Errors
     /// The answer for the client: what the other service said, or that it cannot be asked.
-    pub(super) async fn name(
-        &self,
-        parts: &mut Parts,
-        peer: Option<IpAddr>,
-    ) -> Result<(), Box<Response<Reply>>> {
+    pub(super) async fn name(&self, parts: &mut Parts) -> Result<(), Box<Response<Reply>>> {
         let away = |detail: String| Box::new(Refusal::AuthAway.answer(&detail, false));
         let mut request = Request::new(Bytes::new());
         *request.method_mut() = Method::GET;
         *request.uri_mut() = self.url.clone();
-        *request.headers_mut() = self.asked(parts, peer);
+        *request.headers_mut() = self.asked(parts);
         parts.headers.remove(&self.header);
         let answer = match self.client.send(request, self.timeout).await {
             Ok(answer) => answer,
@@ -146,7 +142,7 @@ impl Asker {
 
     /// What the other service is asked with: the caller's credentials and what it wants, not what it sends, and who
     /// it is as this gateway knows it.
-    fn asked(&self, parts: &Parts, peer: Option<IpAddr>) -> HeaderMap {
+    fn asked(&self, parts: &Parts) -> HeaderMap {
         let mut headers = parts.headers.clone();
         forward::strip_hop_by_hop(&mut headers, &[]);
         headers.remove(&self.header);
@@ -162,6 +158,7 @@ impl Asker {
         }
         let authority = parts.uri.authority().map(Authority::as_str);
         let authority = authority.and_then(|authority| HeaderValue::from_str(authority).ok());
+        let peer = parts.extensions.get::<Peer>();
         forward::who(&mut headers, &self.config, peer, authority.as_ref());
         for name in [
             header::HOST,

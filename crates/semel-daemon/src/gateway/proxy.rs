@@ -1,8 +1,6 @@
 //! From a request to the upstream's answer, and what is known when there is none.
 
 use std::convert::Infallible;
-use std::net::IpAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -13,17 +11,20 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
+use hyper::upgrade::OnUpgrade;
 use semel_core::{Clock as _, Key, SystemClock, crash_point};
-use semel_http::headers::{SEMEL_NO_STORE, SEMEL_OUTCOME};
+use semel_http::headers::SEMEL_OUTCOME;
 use semel_http::{Body, ClaimInfo, Disposition, KeepFor, Problem};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
-use super::body::{Answer, Outgoing, Patience, Reply};
+use super::Answering;
+use super::body::{Answer, Outgoing, Patience, Reply, Watch};
 use super::client::{Client, Lease, Limits, SendError};
 use super::config::{ProxyConfig, Sending};
 use super::failure::{Refusal, broke_off, failed, not_supported, too_slow, unreachable};
 use super::forward::{self, NOT_EXECUTED, PERSIST_FOR};
+use super::peer::Peer;
 use super::reconcile::{Reconciler, Verdict};
 use super::stats::Stats;
 use super::tunnel;
@@ -31,10 +32,6 @@ use super::tunnel;
 /// How often a request with a key goes to an upstream that deduplicates, at most, and the pause between.
 const SENDS_MAX: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
-
-/// Who connected, as a request's extension.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Peer(pub(crate) IpAddr);
 
 /// Sends the requests of one route on. Cheap to clone.
 #[derive(Clone)]
@@ -73,85 +70,44 @@ impl Proxy {
         }))
     }
 
-    /// A request without a key: bodies stream both ways.
-    pub(crate) async fn plain(&self, request: Request<Outgoing>, peer: Option<IpAddr>) -> Response<Reply> {
+    /// A request without a key: bodies stream both ways. Prepared here, so that what waits is small.
+    pub(crate) fn plain(&self, request: Request<Outgoing>, peer: Option<&Peer>) -> Answering {
         let inner = &*self.0;
         let (mut parts, body) = request.into_parts();
         let upgrade = forward::upgrade(&parts.headers);
         if upgrade.is_none() && forward::wants_websocket(&parts.headers) {
             return not_supported(
                 "a WebSocket needs `Connection: Upgrade` over HTTP/1.1; it is not carried over HTTP/2",
-            );
+            )
+            .into();
         }
         if inner
             .unkeyed_bytes_max
             .is_some_and(|max| body.size_hint().lower() > max)
         {
-            return inner.too_long("nothing was sent");
+            return inner.too_long("nothing was sent").into();
         }
         if let Err(refused) = inner.prepare(&mut parts, peer, upgrade.clone()) {
-            return *refused;
+            return (*refused).into();
         }
-        let tunnel = upgrade
-            .is_some()
-            .then(|| hyper::upgrade::on(Request::from_parts(parts.clone(), ())));
+        let tunnel = upgrade.map(|protocol| {
+            let client = hyper::upgrade::on(Request::from_parts(parts.clone(), ()));
+            Box::new((client, protocol))
+        });
         parts.extensions.clear();
-        let watch = body.watch();
-        let limit = inner.sending.first_byte;
-        let limits = Limits {
-            head: limit,
-            end: None,
-            // A long upload is not a slow upstream.
-            watch: watch.as_deref(),
-        };
-        let began = SystemClock.monotonic();
-        match inner.client.send(Request::from_parts(parts, body), &limits).await {
-            Ok((answer, lease)) => {
-                inner
-                    .stats
-                    .answered_after(SystemClock.monotonic().saturating_sub(began));
-                let (mut parts, body) = answer.into_parts();
-                forward::strip_hop_by_hop(&mut parts.headers, &[]);
-                for name in [SEMEL_NO_STORE, PERSIST_FOR, NOT_EXECUTED] {
-                    parts.headers.remove(name);
-                }
-                if parts.status == StatusCode::SWITCHING_PROTOCOLS {
-                    let answer = Response::from_parts(parts, body);
-                    return match (tunnel, upgrade) {
-                        (Some(client), Some(protocol)) => inner.join(client, answer, protocol),
-                        _ => failed(&broke_off(), Disposition::Unknown),
-                    };
-                }
-                let body = Answer::new(body, lease, Patience::Idle(inner.sending.answer_idle));
-                Response::from_parts(parts, Reply::Upstream(Box::new(body)))
-            }
-            Err(_) if watch.as_ref().is_some_and(|watch| watch.too_long()) => {
-                inner.too_long("the upstream saw a part of it, and its connection was closed")
-            }
-            Err(SendError::NotSent(why)) => inner.not_sent(&why),
-            Err(SendError::Broken(why)) => {
-                inner.broken(&why);
-                failed(&broke_off(), Disposition::Unknown)
-            }
-            Err(SendError::Slow) => {
-                inner.slow("first_byte_timeout_ms", limit);
-                failed(
-                    &too_slow(&limit_text("first_byte_timeout_ms", limit)),
-                    Disposition::Unknown,
-                )
-            }
-        }
+        let request = Request::from_parts(parts, body);
+        Answering::later(Arc::clone(&self.0).stream(request, tunnel))
     }
 
     /// A request with a key, under its claim.
-    async fn keyed(&self, request: Request<Body>, claim: ClaimInfo) -> Response<Reply> {
+    async fn keyed(self, request: Request<Body>, claim: ClaimInfo) -> Response<Reply> {
         let inner = &*self.0;
         let (mut parts, body) = request.into_parts();
-        let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
+        let peer = parts.extensions.remove::<Peer>();
         if forward::wants_websocket(&parts.headers) {
             return not_supported("a request with a key cannot become a WebSocket");
         }
-        if let Err(refused) = inner.prepare(&mut parts, peer, None) {
+        if let Err(refused) = inner.prepare(&mut parts, peer.as_ref(), None) {
             return *refused;
         }
         // Trailers of a request that was collected are gone.
@@ -159,23 +115,29 @@ impl Proxy {
         parts.headers.remove(header::TE);
         parts.extensions.clear();
         claim.set_headers(&mut parts.headers);
-        let bytes = match body.collect().await {
-            Ok(whole) => whole.to_bytes(),
-            Err(_) => return failed(&broke_off(), Disposition::NotExecuted),
+        let Ok(whole) = body.collect().await else {
+            return failed(&broke_off(), Disposition::NotExecuted);
         };
         let end = SystemClock.monotonic() + inner.sending.total;
-        match inner.attempts(&parts, bytes, end).await {
+        let asked = inner.reconciler.is_some().then(|| parts.headers.clone());
+        match inner.attempts(parts, whole.to_bytes(), end).await {
             Sent::Answer(answer, lease) => {
-                if let Some(settled) = inner.settle_answer(&parts, &claim.key, &answer).await {
+                if let Some(asked) = asked
+                    && let Some(settled) = inner.settle_answer(&asked, &claim.key, &answer).await
+                {
                     return settled;
                 }
                 keyed_answer(answer, lease, end)
             }
             Sent::Nothing(response) => *response,
-            Sent::Unknown(problem) => match inner.settle(&parts, &claim.key).await {
-                Some(settled) => settled,
-                None => failed(&problem, Disposition::Unknown),
-            },
+            Sent::Unknown(problem) => {
+                if let Some(asked) = asked
+                    && let Some(settled) = inner.settle(&asked, &claim.key).await
+                {
+                    return settled;
+                }
+                failed(&problem, Disposition::Unknown)
+            }
         }
     }
 }
@@ -188,11 +150,68 @@ enum Sent {
 }
 
 impl Inner {
+    /// Sends a request that is prepared, and its body as it comes.
+    async fn stream(
+        self: Arc<Self>,
+        request: Request<Outgoing>,
+        tunnel: Option<Box<(OnUpgrade, HeaderValue)>>,
+    ) -> Response<Reply> {
+        let watch = request.body().watch();
+        let limit = self.sending.first_byte;
+        let limits = Limits {
+            head: limit,
+            end: None,
+            // A long upload is not a slow upstream.
+            watch: watch.as_deref(),
+        };
+        let began = SystemClock.monotonic();
+        match self.client.send(request, &limits).await {
+            Ok((answer, lease)) => {
+                self.stats
+                    .answered_after(SystemClock.monotonic().saturating_sub(began));
+                let (mut parts, body) = answer.into_parts();
+                forward::answer(&mut parts.headers);
+                if parts.status == StatusCode::SWITCHING_PROTOCOLS {
+                    let answer = Response::from_parts(parts, body);
+                    return match tunnel.map(|tunnel| *tunnel) {
+                        Some((client, protocol)) => self.join(client, answer, protocol),
+                        None => failed(&broke_off(), Disposition::Unknown),
+                    };
+                }
+                let body = Answer::new(body, lease, Patience::Idle(self.sending.answer_idle));
+                Response::from_parts(parts, Reply::Upstream(Box::new(body)))
+            }
+            Err(error) => self.unsent(error, watch.as_deref()),
+        }
+    }
+
+    /// What a request without a key is told when there is no answer.
+    fn unsent(&self, error: SendError, watch: Option<&Watch>) -> Response<Reply> {
+        if watch.is_some_and(Watch::too_long) {
+            return self.too_long("the upstream saw a part of it, and its connection was closed");
+        }
+        match error {
+            SendError::NotSent(why) => self.not_sent(&why),
+            SendError::Broken(why) => {
+                self.broken(&why);
+                failed(&broke_off(), Disposition::Unknown)
+            }
+            SendError::Slow => {
+                let limit = self.sending.first_byte;
+                self.slow("first_byte_timeout_ms", limit);
+                failed(
+                    &too_slow(&limit_text("first_byte_timeout_ms", limit)),
+                    Disposition::Unknown,
+                )
+            }
+        }
+    }
+
     /// Target and headers for the upstream.
     fn prepare(
         &self,
         parts: &mut Parts,
-        peer: Option<IpAddr>,
+        peer: Option<&Peer>,
         upgrade: Option<HeaderValue>,
     ) -> Result<(), Box<Response<Reply>>> {
         let target = forward::target(&self.config.upstream, &parts.uri);
@@ -217,16 +236,22 @@ impl Inner {
     }
 
     /// Sends it once; to an upstream that deduplicates, with the same key again, while there is time.
-    async fn attempts(&self, parts: &Parts, bytes: Bytes, end: Duration) -> Sent {
+    async fn attempts(&self, parts: Parts, bytes: Bytes, end: Duration) -> Sent {
         let mut sends = 0;
+        // Kept where it may be needed again.
+        let again = self.sending.deduplicates.then(|| parts.clone());
+        let mut next = Some(parts);
         loop {
+            let Some(parts) = next.take().or_else(|| again.clone()) else {
+                return Sent::Unknown(broke_off());
+            };
             let left = end.saturating_sub(SystemClock.monotonic());
             let (limit, name) = if left < self.sending.first_byte {
                 (left, "total_timeout_ms")
             } else {
                 (self.sending.first_byte, "first_byte_timeout_ms")
             };
-            let request = Request::from_parts(parts.clone(), Outgoing::whole(bytes.clone()));
+            let request = Request::from_parts(parts, Outgoing::whole(bytes.clone()));
             sends += 1;
             crash_point("gateway.before_send");
             let began = SystemClock.monotonic();
@@ -271,9 +296,9 @@ impl Inner {
     }
 
     /// Asks what became of it, where somebody knows.
-    async fn settle(&self, parts: &Parts, key: &Key) -> Option<Response<Reply>> {
+    async fn settle(&self, asked: &HeaderMap, key: &Key) -> Option<Response<Reply>> {
         let reconciler = self.reconciler.as_ref()?;
-        match reconciler.ask(&parts.headers, key).await {
+        match Box::pin(reconciler.ask(asked, key)).await {
             Verdict::Settled(answer) => {
                 self.stats.reconciled.inc();
                 Some(*answer)
@@ -288,7 +313,7 @@ impl Inner {
     /// The same for an answer that says nothing of the end.
     async fn settle_answer(
         &self,
-        parts: &Parts,
+        asked: &HeaderMap,
         key: &Key,
         answer: &Response<Incoming>,
     ) -> Option<Response<Reply>> {
@@ -296,18 +321,13 @@ impl Inner {
             && !forward::says_yes(answer.headers(), &NOT_EXECUTED);
         let unclear = matches!(answer.status().as_u16(), 408 | 500 | 502 | 503 | 504);
         if silent && unclear {
-            self.settle(parts, key).await
+            self.settle(asked, key).await
         } else {
             None
         }
     }
 
-    fn join(
-        &self,
-        client: hyper::upgrade::OnUpgrade,
-        answer: Response<Incoming>,
-        protocol: HeaderValue,
-    ) -> Response<Reply> {
+    fn join(&self, client: OnUpgrade, answer: Response<Incoming>, protocol: HeaderValue) -> Response<Reply> {
         let (mut parts, _) = tunnel::join(
             client,
             answer,
@@ -384,25 +404,20 @@ pub(super) fn said(headers: &mut HeaderMap, extensions: &mut http::Extensions) {
 impl Service<Request<Body>> for Proxy {
     type Response = Response<Reply>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Reply>, Infallible>> + Send>>;
+    type Future = Answering;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let proxy = self.clone();
-        Box::pin(async move {
-            Ok(match request.extensions().get::<ClaimInfo>().cloned() {
-                Some(claim) => proxy.keyed(request, claim).await,
-                None => {
-                    let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
-                    let max = proxy.0.unkeyed_bytes_max;
-                    proxy
-                        .plain(request.map(|body| Outgoing::layer(body, max)), peer)
-                        .await
-                }
-            })
-        })
+    fn call(&mut self, mut request: Request<Body>) -> Answering {
+        match request.extensions_mut().remove::<ClaimInfo>() {
+            Some(claim) => Answering::later(self.clone().keyed(request, claim)),
+            None => {
+                let peer = request.extensions_mut().remove::<Peer>();
+                let max = self.0.unkeyed_bytes_max;
+                self.plain(request.map(|body| Outgoing::layer(body, max)), peer.as_ref())
+            }
+        }
     }
 }

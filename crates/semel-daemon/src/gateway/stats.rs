@@ -88,10 +88,14 @@ impl Stats {
         })
     }
 
-    /// A request is being served until the result is dropped.
-    pub(crate) fn begin(&self) -> Counted {
+    /// A request is being served, until [`Self::ends`].
+    pub(crate) fn begins(&self) {
         self.in_flight.inc();
-        Counted(self.in_flight.clone())
+    }
+
+    /// One is no longer being served.
+    pub(crate) fn ends(&self) {
+        self.in_flight.dec();
     }
 
     /// A tunnel is open until the result is dropped.

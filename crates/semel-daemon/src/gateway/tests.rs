@@ -21,7 +21,7 @@ use semel_http::Body;
 use semel_testkit::clock::ManualClock;
 use tokio_util::sync::CancellationToken;
 
-use super::{GatewayConfig, Live, Outgoing, Reply, Stats};
+use super::{GatewayConfig, Live, Outgoing, Peer, Reply, Stats};
 use crate::run::metrics::Metrics;
 
 /// A gateway and the clock of its keys.
@@ -91,8 +91,9 @@ impl World {
     /// The answer as it comes; the request is from 10.0.0.2.
     async fn begin(&self, request: Request<axum::body::Body>) -> Response<Reply> {
         let request = request.map(|body| Outgoing::layer(Body::new(body), None));
-        let peer = Some("10.0.0.2".parse().unwrap());
-        self.gateway.on(0).unwrap().call(request, peer).await
+        let peer = Peer::new("10.0.0.2".parse().unwrap());
+        let answer = self.gateway.on(0).unwrap().call(request, Some(&peer)).await;
+        answer.unwrap_or_else(|never| match never {})
     }
 
     async fn send(&self, request: Request<axum::body::Body>) -> Answer {

@@ -30,11 +30,25 @@ pub(crate) fn backoff() -> RetryPolicy {
     }
 }
 
-/// A store that is open, and the one batcher in front of its keys that all roles share.
-#[derive(Debug, Clone)]
+/// A store that is open, and its keys as all roles see them.
+#[derive(Clone)]
 struct Opened {
     store: Store,
-    keys: Batched<Arc<dyn KeyStore>>,
+    keys: Arc<dyn KeyStore>,
+    /// The one batcher in front of them. A store in memory has none: it commits nothing that calls could share.
+    batcher: Option<Batched<Arc<dyn KeyStore>>>,
+}
+
+impl Opened {
+    fn new(store: Store, in_memory: bool) -> Self {
+        let keys = store.keys();
+        let batcher = (!in_memory).then(|| Batched::new(Arc::clone(&keys)));
+        let keys = match &batcher {
+            Some(batcher) => Arc::new(batcher.clone()),
+            None => keys,
+        };
+        Self { store, keys, batcher }
+    }
 }
 
 /// Stores by name.
@@ -64,9 +78,11 @@ impl Stores {
     pub(crate) async fn close(&self) {
         for (_, ready) in &self.0 {
             let opened = ready.borrow().clone();
-            if let Some(Opened { store, keys }) = opened {
+            if let Some(Opened { store, batcher, .. }) = opened {
                 // What was let in is answered first.
-                keys.close().await;
+                if let Some(batcher) = batcher {
+                    batcher.close().await;
+                }
                 store.close().await;
             }
         }
@@ -85,7 +101,7 @@ impl Stores {
 }
 
 /// A store that may not be open yet. Cheap to clone.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Handle(Option<watch::Receiver<Option<Opened>>>);
 
 impl Handle {
@@ -104,15 +120,15 @@ impl Handle {
         self.opened().await.store
     }
 
-    /// Its keys, as soon as it is open, behind the batcher. Never ends either.
+    /// Its keys, as soon as it is open, behind the batcher where there is one. Never ends either.
     pub(crate) async fn keys(&self) -> Arc<dyn KeyStore> {
-        Arc::new(self.opened().await.keys)
+        self.opened().await.keys
     }
 
-    /// Its keys behind the batcher, if it is open now.
+    /// The same, if it is open now.
     pub(crate) fn keys_now(&self) -> Option<Arc<dyn KeyStore>> {
         let opened = self.0.as_ref().and_then(|receiver| receiver.borrow().clone());
-        opened.map(|opened| Arc::new(opened.keys) as Arc<dyn KeyStore>)
+        opened.map(|opened| opened.keys)
     }
 
     /// The store, if it is open now.
@@ -163,10 +179,7 @@ async fn keep(
         }
     };
     part.ready();
-    ready.send_replace(Some(Opened {
-        keys: Batched::new(store.keys()),
-        store: store.clone(),
-    }));
+    ready.send_replace(Some(Opened::new(store.clone(), config.url.is_memory())));
     // Roles hold clones; the sender stays until the end, so that those who come late still find the store.
     let mut pause = PROBE;
     loop {

@@ -116,6 +116,8 @@ pub(crate) enum UpstreamHttp {
 pub(crate) struct ProxyConfig {
     /// Scheme, host, and a path that is put before the request's.
     pub(crate) upstream: Uri,
+    /// Its own `Host`.
+    pub(crate) own_host: Option<HeaderValue>,
     /// HTTP version.
     pub(crate) http: UpstreamHttp,
     /// TLS, for https.
@@ -310,6 +312,9 @@ fn proxy(
         secure: table.has("tls"),
         sending: own.sending.clone(),
         kept,
+        own_host: upstream
+            .authority()
+            .and_then(|authority| HeaderValue::from_str(authority.as_str()).ok()),
         upstream,
     })
 }

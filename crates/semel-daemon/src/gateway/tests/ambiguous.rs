@@ -168,7 +168,8 @@ async fn a_client_that_gives_up_does_not_stop_the_request() {
     let world = World::new(upstream.address, "");
     let gateway = Arc::clone(&world.gateway);
     let request = post("a").map(|body| Outgoing::layer(Body::new(body), None));
-    let first = tokio::spawn(async move { gateway.on(0).unwrap().call(request, None).await.status() });
+    let first =
+        tokio::spawn(async move { gateway.on(0).unwrap().call(request, None).await.unwrap().status() });
     while upstream.count() == 0 {
         tokio::task::yield_now().await;
     }

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use semel_core::{Clock as _, SystemClock};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::Sleep;
 
 use super::heads::{Heads, Stage};
+use crate::gateway::{Stats, Timer};
 
 /// How long a client may take.
 #[derive(Debug, Clone, Copy)]
@@ -25,8 +25,8 @@ pub(super) struct Times {
 }
 
 /// What a connection and its requests tell each other.
-#[derive(Debug, Default)]
 pub(super) struct Conn {
+    stats: Arc<Stats>,
     in_flight: AtomicU32,
     /// When the last request ended, in milliseconds of the monotonic clock.
     ended_ms: AtomicU64,
@@ -35,9 +35,25 @@ pub(super) struct Conn {
 }
 
 impl Conn {
+    /// A connection of the gateway with these counters.
+    pub(super) const fn new(stats: Arc<Stats>) -> Self {
+        Self {
+            stats,
+            in_flight: AtomicU32::new(0),
+            ended_ms: AtomicU64::new(0),
+            framing: AtomicBool::new(false),
+            tunnel: AtomicBool::new(false),
+        }
+    }
+
     /// Whether the client's framing cannot be trusted any more.
     pub(super) fn framing(&self) -> bool {
         self.framing.load(Ordering::Relaxed)
+    }
+
+    /// What its gateway counts.
+    pub(super) const fn stats(&self) -> &Arc<Stats> {
+        &self.stats
     }
 
     /// What follows is another protocol.
@@ -48,6 +64,7 @@ impl Conn {
     /// A request runs until the result is dropped.
     pub(super) fn begin(self: &Arc<Self>) -> InFlight {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.stats.begins();
         InFlight(Arc::clone(self))
     }
 }
@@ -55,11 +72,19 @@ impl Conn {
 /// A request that runs.
 pub(super) struct InFlight(Arc<Conn>);
 
+impl InFlight {
+    /// The connection that it came by.
+    pub(super) const fn conn(&self) -> &Arc<Conn> {
+        &self.0
+    }
+}
+
 impl Drop for InFlight {
     fn drop(&mut self) {
         let now = u64::try_from(SystemClock.monotonic().as_millis()).unwrap_or(u64::MAX);
         self.0.ended_ms.store(now, Ordering::Relaxed);
         self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.0.stats.ends();
     }
 }
 
@@ -77,35 +102,6 @@ pub(super) struct Guard<S> {
     stuck_at: Option<Duration>,
     reading: Timer,
     writing: Timer,
-}
-
-/// A timer that is made when it is first needed, and moved only forward: most of the time the deadline moves away
-/// before it comes.
-#[derive(Default)]
-struct Timer(Option<(Duration, Pin<Box<Sleep>>)>);
-
-impl Timer {
-    /// Whether `deadline` is over; the task is woken when it will be.
-    fn over(&mut self, deadline: Duration, cx: &mut Context<'_>) -> bool {
-        let now = SystemClock.monotonic();
-        if now >= deadline {
-            return true;
-        }
-        loop {
-            match &mut self.0 {
-                Some((at, sleep)) if *at <= deadline => {
-                    if sleep.as_mut().poll(cx).is_pending() {
-                        return false;
-                    }
-                    self.0 = None;
-                }
-                _ => {
-                    let sleep = tokio::time::sleep(deadline.saturating_sub(now));
-                    self.0 = Some((deadline, Box::pin(sleep)));
-                }
-            }
-        }
-    }
 }
 
 fn slow(what: &str) -> io::Error {

@@ -1,13 +1,52 @@
-//! An answer's body that holds something until it has been sent.
+//! A request that is being served: until its answer is there, and until that has been sent.
 
+use std::convert::Infallible;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use http::{Response, StatusCode};
 use hyper::body::{Body, Frame, SizeHint};
 use semel_http::BoxError;
 
-use crate::gateway::Reply;
+use super::guard::InFlight;
+use crate::gateway::{Answering, Reply};
+
+/// An answer on its way, for hyper: small, because hyper moves it about.
+pub(super) struct Serving {
+    answer: Answering,
+    running: Option<InFlight>,
+}
+
+impl Serving {
+    pub(super) const fn new(answer: Answering, running: InFlight) -> Self {
+        Self {
+            answer,
+            running: Some(running),
+        }
+    }
+}
+
+impl Future for Serving {
+    type Output = Result<Response<Held<InFlight>>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let response = match ready!(Pin::new(&mut self.answer).poll(cx)) {
+            Ok(response) => response,
+            Err(never) => match never {},
+        };
+        if let Some(running) = &self.running {
+            let conn = running.conn();
+            if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                conn.becomes_tunnel();
+            }
+            conn.stats().answered(response.status(), response.headers());
+        }
+        // A request runs until its answer has been sent.
+        let running = self.running.take();
+        Poll::Ready(Ok(response.map(|reply| Held::new(reply, running))))
+    }
+}
 
 /// A body and what is dropped when it ends, breaks off, or nobody wants it any more.
 pub(super) struct Held<H> {
@@ -17,11 +56,8 @@ pub(super) struct Held<H> {
 
 impl<H> Held<H> {
     /// A body that was empty from the start holds it too, until hyper has taken note of that.
-    pub(super) const fn new(body: Reply, held: H) -> Self {
-        Self {
-            body,
-            held: Some(held),
-        }
+    const fn new(body: Reply, held: Option<H>) -> Self {
+        Self { body, held }
     }
 }
 

@@ -9,13 +9,12 @@ mod guard;
 mod heads;
 mod held;
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use http::{Request, Response, StatusCode};
+use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -31,10 +30,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::listen::accept;
-use crate::gateway::{Counted, FrontConfig, Live, Refusal, Reply, Stats, host_trouble};
+use crate::gateway::{Answering, FrontConfig, Live, Peer, Refusal, Reply, Stats, host_trouble};
 
-use guard::{Conn, Guard, InFlight, Times};
-use held::Held;
+use guard::{Conn, Guard, Times};
+use held::Serving;
 
 /// How often a quiet HTTP/2 client is asked whether it lives.
 const ALIVE: Duration = Duration::from_secs(20);
@@ -160,10 +159,10 @@ impl Front {
         tasks.spawn(async move {
             let _place = place;
             let client = Client {
-                front,
                 thread,
                 peer,
-                conn: Arc::new(Conn::default()),
+                conn: Arc::new(Conn::new(Arc::clone(&front.stats))),
+                front,
             };
             let Some(tls) = settings.config.tls.clone() else {
                 return client.serve(stream, &settings.config, watcher).await;
@@ -177,42 +176,30 @@ impl Front {
         });
     }
 
-    async fn answer(
-        &self,
-        request: Request<Incoming>,
-        thread: usize,
-        peer: SocketAddr,
-        conn: &Arc<Conn>,
-    ) -> Response<Held<(Counted, InFlight)>> {
-        let counted = self.stats.begin();
-        let running = conn.begin();
-        let response = if conn.framing() {
+    /// The answer to one request, and what must be true of its head first.
+    fn answer(&self, request: Request<Incoming>, thread: usize, peer: &Peer, conn: &Arc<Conn>) -> Answering {
+        if conn.framing() {
             let detail = "its head has both Content-Length and Transfer-Encoding; nothing was done, and the connection \
                           is closed: send one of the two";
-            Refusal::Ambiguous.answer(detail, true)
-        } else if let Some(detail) = host_trouble(request.version(), request.uri(), request.headers()) {
-            Refusal::Ambiguous.answer(detail, true)
-        } else {
-            // The clone belongs to this thread: counting its holders meets no other one.
-            let gateway = self
-                .live
-                .load()
-                .as_ref()
-                .and_then(|live| live.on(thread).cloned());
-            match gateway {
-                Some(gateway) => {
-                    let request = request.map(|body| gateway.take(body));
-                    gateway.call(request, Some(peer.ip().to_canonical())).await
-                }
-                None => no_store(),
-            }
-        };
-        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            conn.becomes_tunnel();
+            return Refusal::Ambiguous.answer(detail, true).into();
         }
-        self.stats.answered(response.status(), response.headers());
-        // A request runs until its answer has been sent.
-        response.map(|reply| Held::new(reply, (counted, running)))
+        if let Some(detail) = host_trouble(request.version(), request.uri(), request.headers()) {
+            return Refusal::Ambiguous.answer(detail, true).into();
+        }
+        // The clone belongs to this thread: counting its holders meets no other one.
+        let gateway = self
+            .live
+            .load()
+            .as_ref()
+            .and_then(|live| live.on(thread).cloned());
+        match gateway {
+            Some(gateway) => {
+                let (parts, body) = request.into_parts();
+                let body = gateway.take(body, parts.version);
+                gateway.call(Request::from_parts(parts, body), Some(peer))
+            }
+            None => no_store().into(),
+        }
     }
 }
 
@@ -267,9 +254,10 @@ impl Client {
             peer,
             conn,
         } = self;
+        let who = Peer::new(peer.ip());
         let service = service_fn(move |request: Request<Incoming>| {
-            let (front, conn) = (Arc::clone(&front), Arc::clone(&conn));
-            async move { Ok::<_, Infallible>(front.answer(request, thread, peer, &conn).await) }
+            let running = conn.begin();
+            Serving::new(front.answer(request, thread, &who, &conn), running)
         });
         let connection = server
             .serve_connection_with_upgrades(TokioIo::new(stream), service)
