@@ -54,10 +54,7 @@ enum Source {
 pub(crate) struct Watch {
     last_ms: AtomicU64,
     too_long: AtomicBool,
-}
-
-fn now_ms() -> u64 {
-    u64::try_from(SystemClock.monotonic().as_millis()).unwrap_or(u64::MAX)
+    broken: AtomicBool,
 }
 
 impl Outgoing {
@@ -91,9 +88,8 @@ impl Outgoing {
             idle: None,
         };
         if !outgoing.is_end_stream() {
-            let watch = Watch::default();
-            watch.moved();
-            outgoing.watch = Some(Arc::new(watch));
+            // Its time begins when it is sent.
+            outgoing.watch = Some(Arc::new(Watch::default()));
         }
         outgoing
     }
@@ -129,7 +125,18 @@ impl Watch {
 
     /// Notes that something moved.
     pub(crate) fn moved(&self) {
-        self.last_ms.store(now_ms(), Ordering::Relaxed);
+        self.moved_at(SystemClock.monotonic());
+    }
+
+    /// Notes that something moved at this moment of the monotonic clock.
+    pub(crate) fn moved_at(&self, now: Duration) {
+        let ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        self.last_ms.store(ms, Ordering::Relaxed);
+    }
+
+    /// Whether its client broke it off, or sent nothing for too long.
+    pub(crate) fn broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
     }
 
     /// Whether it was longer than it may be.
@@ -155,6 +162,9 @@ impl HttpBody for Outgoing {
             if polled.is_ready() {
                 idle.sleep = None;
             } else if idle.late(cx) {
+                if let Some(watch) = &self.watch {
+                    watch.broken.store(true, Ordering::Relaxed);
+                }
                 return Poll::Ready(Some(Err(
                     "nothing more of the body came within body_idle_ms".into()
                 )));
@@ -164,7 +174,11 @@ impl HttpBody for Outgoing {
             watch.moved();
             let bytes = match frame {
                 Some(Ok(frame)) => frame.data_ref().map_or(0, |data| data.remaining() as u64),
-                _ => 0,
+                Some(Err(_)) => {
+                    watch.broken.store(true, Ordering::Relaxed);
+                    0
+                }
+                None => 0,
             };
             match self.left.map(|left| left.checked_sub(bytes)) {
                 Some(None) => {

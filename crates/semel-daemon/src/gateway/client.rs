@@ -1,12 +1,14 @@
 //! Connections to one upstream, kept by one thread.
 //!
 //! # Guarantees
-//! - [`SendError::NotSent`] only when no byte of the request can have left: no connection could be made, or one that
-//!   was kept had been closed and hyper handed the request back whole.
+//! - [`SendError::NotSent`] only when it is certain that nothing was done: no connection could be made, or one that was
+//!   kept had been closed and hyper handed the request back whole; over HTTP/2 also when the upstream said that it did
+//!   not take the stream (RFC 9113, 8.7), or the request still waited for one.
 //! - Each phase has a time of its own: a connection is had within `connect_timeout_ms`, and only then the time of the
 //!   answer's head begins, so that [`SendError::Slow`] is never said of a request that waited for a connection.
 //! - A request is written to one connection at most. Only one that came back whole is given to the next.
 
+use std::error::Error as _;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
@@ -24,12 +26,13 @@ use tokio_rustls::TlsConnector;
 
 use super::body::{Outgoing, Watch};
 use super::config::{ProxyConfig, UpstreamHttp};
+use super::forward::coded;
 use super::timer::Timer;
 
 /// Why there is no answer.
 #[derive(Debug)]
 pub(crate) enum SendError {
-    /// No byte left.
+    /// Nothing was done: no byte left, or the upstream said that it took none.
     NotSent(String),
     /// Bytes may have left.
     Broken(String),
@@ -67,21 +70,27 @@ impl Limits<'_> {
 
     /// The answer's head, or `None` when it is late.
     async fn head<T>(&self, timer: &mut Timer, answer: impl Future<Output = T>) -> Option<T> {
+        let began = SystemClock.monotonic();
         let fixed = match self.watch {
             Some(watch) => {
-                watch.moved();
+                watch.moved_at(began);
                 None
             }
-            None => Some(SystemClock.monotonic() + self.left(self.head)),
+            None => Some(
+                self.end
+                    .map_or(began + self.head, |end| end.min(began + self.head)),
+            ),
         };
+        let mut first = Some(began);
         let mut answer = pin!(answer);
         std::future::poll_fn(|cx| {
             if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
                 return Poll::Ready(Some(answer));
             }
+            let now = first.take().unwrap_or_else(|| SystemClock.monotonic());
             let deadline = fixed.or_else(|| self.watch.map(|watch| watch.last() + self.head));
             match deadline {
-                Some(deadline) if timer.over(deadline, cx) => Poll::Ready(None),
+                Some(deadline) if timer.over(now, deadline, cx) => Poll::Ready(None),
                 _ => Poll::Pending,
             }
         })
@@ -137,6 +146,24 @@ impl Lease {
             client.put(connection);
         }
     }
+}
+
+/// Lies in a request over HTTP/2 until hyper has given it a stream; before that it can be taken back.
+#[derive(Clone)]
+struct Waiting(#[expect(dead_code, reason = "its holders are counted")] Arc<()>);
+
+/// Whether an upstream said over HTTP/2 that it did not look at the request (RFC 9113, 8.7): it refused the stream, or
+/// said goodbye and named an earlier one as its last.
+fn not_taken(error: &hyper::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<h2::Error>() {
+            let refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+            return error.is_remote() && (refused || error.is_go_away());
+        }
+        cause = error.source();
+    }
+    false
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -200,6 +227,10 @@ impl Client {
                         .head(&mut one.timer, one.sender.try_send_request(request))
                         .await;
                     match sent {
+                        Some(Ok(answer)) if coded(answer.headers()) => {
+                            let why = "its answer has a transfer coding that is not known here";
+                            return Err(SendError::Broken(why.into()));
+                        }
                         Some(Ok(answer)) => return Ok((answer, Lease(Some((one, self.clone()))))),
                         Some(Err(failed)) => failed,
                         None => return Err(SendError::Slow),
@@ -207,9 +238,15 @@ impl Client {
                 }
                 Connected::Two(mut sender) => {
                     limits.stamp(request.headers_mut());
+                    let taken = Arc::new(());
+                    request.extensions_mut().insert(Waiting(Arc::clone(&taken)));
                     let sending = Box::pin(sender.try_send_request(self.absolute(request)));
                     let Some(sent) = limits.head(&mut Timer::default(), sending).await else {
-                        return Err(SendError::Slow);
+                        return Err(if Arc::strong_count(&taken) > 1 {
+                            SendError::NotSent("it had all the streams that it takes at a time".into())
+                        } else {
+                            SendError::Slow
+                        });
                     };
                     match sent {
                         Ok(answer) => return Ok((answer, Lease(None))),
@@ -222,10 +259,13 @@ impl Client {
                     }
                 }
             };
-            request = match failed.take_message() {
+            let whole = failed.take_message();
+            let error = failed.into_error();
+            request = match whole {
                 Some(whole) if kept => self.origin(whole),
-                Some(_) => return Err(SendError::NotSent(chain(&failed.into_error()))),
-                None => return Err(SendError::Broken(chain(&failed.into_error()))),
+                Some(_) => return Err(SendError::NotSent(chain(&error))),
+                None if not_taken(&error) => return Err(SendError::NotSent(chain(&error))),
+                None => return Err(SendError::Broken(chain(&error))),
             };
         }
     }

@@ -17,6 +17,8 @@ pub(crate) enum Refusal {
     BodyTooLarge,
     /// Nobody can be asked who calls.
     AuthAway,
+    /// The client broke off the body of a request without a key, and a part of it has left.
+    BodyBroken,
 }
 
 impl Refusal {
@@ -47,10 +49,24 @@ impl Refusal {
                 StatusCode::SERVICE_UNAVAILABLE,
                 "The caller cannot be verified now",
             ),
+            Self::BodyBroken => (
+                "SEM0475",
+                "body-broken",
+                StatusCode::BAD_REQUEST,
+                "The request's body broke off on its way",
+            ),
         }
     }
 
-    /// The answer; nothing was done. `close` ends the connection behind it.
+    /// What is known of the request.
+    const fn outcome(self) -> &'static str {
+        match self {
+            Self::BodyBroken => "unknown",
+            _ => "refused",
+        }
+    }
+
+    /// The answer; of all but a broken body it is certain that nothing was done. `close` ends the connection behind it.
     pub(crate) fn answer(self, detail: &str, close: bool) -> Response<Reply> {
         let (code, kind, status, title) = self.row();
         let json = serde_json::json!({
@@ -59,7 +75,7 @@ impl Refusal {
             "status": status.as_u16(),
             "detail": detail,
             "code": code,
-            "outcome": "refused",
+            "outcome": self.outcome(),
         });
         let mut response = Response::new(Reply::Own(Body::whole(json.to_string())));
         *response.status_mut() = status;
@@ -70,7 +86,7 @@ impl Refusal {
         );
         headers.insert(
             HeaderName::from_static(wire::OUTCOME),
-            HeaderValue::from_static("refused"),
+            HeaderValue::from_static(self.outcome()),
         );
         if status == StatusCode::SERVICE_UNAVAILABLE {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(1));
@@ -113,6 +129,16 @@ pub(crate) fn not_supported(detail: &str) -> Response<Reply> {
     )
 }
 
+/// A body in a transfer coding that is not known here (RFC 9112, 6.1).
+pub(crate) fn unknown_coding() -> Response<Reply> {
+    let detail = "its body has another Transfer-Encoding than chunked; nothing was done, and the connection is closed: \
+                  send it chunked or with Content-Length, and compressed only under Content-Encoding";
+    let mut response = not_supported(detail);
+    let close = HeaderValue::from_static("close");
+    response.headers_mut().insert(header::CONNECTION, close);
+    response
+}
+
 /// A problem and what it means for the key.
 pub(crate) fn failed(problem: &Problem, disposition: Disposition) -> Response<Reply> {
     let mut response = problem.response().map(Reply::Own);
@@ -120,16 +146,49 @@ pub(crate) fn failed(problem: &Problem, disposition: Disposition) -> Response<Re
     response
 }
 
-/// Whether a head names its host twice, or over HTTP/1.1 not at all (RFC 9112, 3.2), and what to say then.
+/// Whether a head names its host twice, or over HTTP/1.1 not at all (RFC 9112, 3.2), or by what is no host, and what to
+/// say then.
 pub(crate) fn host_trouble(version: Version, uri: &Uri, headers: &HeaderMap) -> Option<&'static str> {
     let mut hosts = headers.get_all(header::HOST).iter();
-    match (hosts.next(), hosts.next()) {
-        (Some(_), Some(_)) => Some("it has more than one Host; send one"),
+    let host = match (hosts.next(), hosts.next()) {
+        (Some(_), Some(_)) => return Some("it has more than one Host; send one"),
         (None, _) if version == Version::HTTP_11 && uri.authority().is_none() => {
-            Some("it has no Host; send one")
+            return Some("it has no Host; send one");
         }
-        _ => None,
+        (host, _) => host,
+    };
+    let asked = uri.authority().map(|authority| authority.as_str().as_bytes());
+    let named = host.map(HeaderValue::as_bytes);
+    if [asked, named].into_iter().flatten().all(is_host) {
+        None
+    } else {
+        Some("its Host is no host name or address with at most a port; send it so")
     }
+}
+
+/// Whether servers agree on what this names: a name or an address, and at most a port. Nothing at all is allowed
+/// (RFC 9110, 7.2).
+fn is_host(text: &[u8]) -> bool {
+    let (name, rest) = match text.strip_prefix(b"[") {
+        Some(inside) => match inside.iter().position(|byte| *byte == b']') {
+            Some(end) => (inside.get(..end), inside.get(end + 1..)),
+            None => return false,
+        },
+        None => {
+            let end = text.iter().position(|byte| *byte == b':').unwrap_or(text.len());
+            (text.get(..end), text.get(end..))
+        }
+    };
+    let (name, rest) = (name.unwrap_or_default(), rest.unwrap_or_default());
+    let fits: fn(&u8) -> bool = if text.starts_with(b"[") {
+        |byte| byte.is_ascii_hexdigit() || matches!(byte, b':' | b'.')
+    } else {
+        |byte| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+;=".contains(byte)
+    };
+    let port = rest.strip_prefix(b":").unwrap_or_default();
+    name.iter().all(fits)
+        && (rest.is_empty() || rest.starts_with(b":"))
+        && port.iter().all(u8::is_ascii_digit)
 }
 
 /// Whether a head is over its limits, and what to say then.
@@ -153,4 +212,32 @@ pub(crate) fn head_limits(
     (bytes > bytes_max).then(|| {
         format!("it has {bytes} bytes, more than header_bytes_max = {bytes_max}; send less, or raise that")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_a_name_or_an_address_and_at_most_a_port() {
+        for good in [
+            "",
+            "a",
+            "shop.example",
+            "a_b:80",
+            "a:",
+            "[::1]",
+            "[::1]:8443",
+            "10.0.0.2:1",
+            "xn--p1ai",
+        ] {
+            assert!(is_host(good.as_bytes()), "{good}");
+        }
+        for bad in [
+            "a b", "a/b", "a@b", "a:80:81", "a:x", "a,b", "a\"", "[::1", "[::1]a", "[g]", "a\\b", "a?b",
+            "a#b", "<a>", "\u{e4}",
+        ] {
+            assert!(!is_host(bad.as_bytes()), "{bad}");
+        }
+    }
 }

@@ -10,18 +10,20 @@ use super::peer::{self, Peer};
 
 /// Whether a field belongs to one connection (RFC 9110, 7.6.1). `Trailer` does not: it goes with the trailers, which do.
 fn of_one_connection(name: &str) -> bool {
-    matches!(
-        name,
-        "connection"
-            | "keep-alive"
-            | "proxy-connection"
-            | "http2-settings"
-            | "proxy-authenticate"
-            | "proxy-authorization"
-            | "te"
-            | "transfer-encoding"
-            | "upgrade"
-    )
+    // Most fields are ruled out by their length.
+    matches!(name.len(), 2 | 7 | 10 | 14 | 16..=19)
+        && matches!(
+            name,
+            "connection"
+                | "keep-alive"
+                | "proxy-connection"
+                | "http2-settings"
+                | "proxy-authenticate"
+                | "proxy-authorization"
+                | "te"
+                | "transfer-encoding"
+                | "upgrade"
+        )
 }
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -55,6 +57,33 @@ fn says_who_asked(name: &str) -> bool {
     )
 }
 
+/// Whether two names are one to servers that hand fields on as variables (CGI, WSGI, PHP): `Semel_Token` and
+/// `Semel-Token`.
+fn are_twins(name: &str, other: &str) -> bool {
+    let plain = |byte: u8| if byte == b'_' { b'-' } else { byte };
+    name.len() == other.len() && name.bytes().map(plain).eq(other.bytes().map(plain))
+}
+
+/// Whether a field of a client may be taken for one that says something about its caller or its key, and is not that one.
+fn is_twin(name: &HeaderName, config: &ProxyConfig) -> bool {
+    let text = name.as_str();
+    let begins = |prefix: &str| {
+        text.get(..prefix.len())
+            .is_some_and(|start| are_twins(start, prefix))
+    };
+    let semels = || {
+        begins("semel-")
+            || begins("x-forwarded-")
+            || are_twins(text, wire::IDEMPOTENCY_KEY)
+            || are_twins(text, wire::IDEMPOTENT_REPLAYED)
+    };
+    (text.contains('_') && semels())
+        || config
+            .meant
+            .iter()
+            .any(|meant| meant != name && are_twins(text, meant.as_str()))
+}
+
 /// Takes out the fields of these names. Most requests have few of many such names, so each field is looked at once.
 fn take_out(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
     let gone: Vec<HeaderName> = headers.keys().filter(|name| goes(name)).cloned().collect();
@@ -84,6 +113,11 @@ pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, kept: &[HeaderName]) {
                 || name.as_str().starts_with("x-forwarded-")
         };
         let named: Vec<HeaderName> = tokens(headers, &header::CONNECTION)
+            .filter(|word| {
+                !["keep-alive", "close"]
+                    .iter()
+                    .any(|said| said.eq_ignore_ascii_case(word))
+            })
             .filter_map(|name| HeaderName::from_bytes(name.as_bytes()).ok())
             .filter(|name| !stays(name))
             .collect();
@@ -103,6 +137,15 @@ pub(super) fn answer(headers: &mut HeaderMap) {
             wire::NO_STORE | wire::PERSIST_FOR | wire::NOT_EXECUTED
         )
     });
+}
+
+/// Whether a body comes in another transfer coding than `chunked`: hyper takes that one off and leaves what is below it,
+/// and nothing behind this hop would know of it.
+pub(crate) fn coded(headers: &HeaderMap) -> bool {
+    let mut values = headers.get_all(header::TRANSFER_ENCODING).iter();
+    let first = values.next();
+    let plain = |value: &HeaderValue| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
+    first.is_some_and(|first| !plain(first) || values.next().is_some())
 }
 
 /// The words of a list.
@@ -151,6 +194,9 @@ pub(super) fn request(
 ) {
     let trailers = tokens(headers, &header::TE).any(|word| word.eq_ignore_ascii_case("trailers"));
     strip_hop_by_hop(headers, &config.kept);
+    if headers.len() > headers.keys_len() {
+        one_cookie(headers);
+    }
     let host = who(headers, config, peer, authority);
     let own = || config.own_host.clone();
     let shown = match &config.host {
@@ -179,7 +225,13 @@ pub(super) fn who(
 ) -> Option<HeaderValue> {
     take_out(headers, |name| {
         let text = name.as_str();
-        text == "expect" || not_from_clients(text) || (!config.trust_forwarded && says_who_asked(text))
+        // Most fields are ruled out by their first letter.
+        let goes = match text.as_bytes().first() {
+            Some(b's') => not_from_clients(text),
+            Some(b'x' | b'f') => !config.trust_forwarded && says_who_asked(text),
+            _ => *name == header::EXPECT,
+        };
+        goes || is_twin(name, config)
     });
     let own = headers.remove(header::HOST);
     let host = authority.cloned().or(own);
@@ -201,6 +253,20 @@ pub(super) fn who(
         append(headers, &header::FORWARDED, element);
     }
     host
+}
+
+/// Over HTTP/2 a cookie may come in crumbs; elsewhere it is one line (RFC 9113, 8.2.3).
+fn one_cookie(headers: &mut HeaderMap) {
+    let crumbs: Vec<&[u8]> = headers
+        .get_all(header::COOKIE)
+        .iter()
+        .map(HeaderValue::as_bytes)
+        .collect();
+    if crumbs.len() > 1
+        && let Ok(whole) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..]))
+    {
+        headers.insert(header::COOKIE, whole);
+    }
 }
 
 /// Adds to a list in one line.
@@ -266,8 +332,11 @@ mod tests {
     }
 
     fn config(lines: &str) -> ProxyConfig {
-        let lines = format!("anonymous = true\n{lines}");
-        super::super::tests::config("127.0.0.1:9000".parse().unwrap(), &lines).proxy
+        with(&format!("anonymous = true\n{lines}"))
+    }
+
+    fn with(lines: &str) -> ProxyConfig {
+        super::super::tests::config("127.0.0.1:9000".parse().unwrap(), lines).proxy
     }
 
     #[test]
@@ -339,6 +408,47 @@ mod tests {
             request(&mut headers, &config(line), None, None, None);
             assert_eq!(get(&headers, "host"), Some(shown));
         }
+    }
+
+    /// An upstream behind CGI or WSGI would take them for the gateway's own word.
+    #[test]
+    fn what_a_client_writes_with_underscores_is_not_taken_for_what_the_gateway_says() {
+        let mut headers = map(&[
+            ("semel_token", "7"),
+            ("semel-token", "7"),
+            ("semel_not-executed", "1"),
+            ("idempotency_key", "b"),
+            ("x_forwarded_for", "10.0.0.9"),
+            ("x_user", "root"),
+            ("x-user", "alice"),
+            ("x_order_id", "b"),
+            ("idempotency-key", "a"),
+            ("x_other", "stays"),
+        ]);
+        let lines = "principal_header = \"X-User\"\nkey_headers = [\"X-Order-Id\"]";
+        request(&mut headers, &with(lines), None, None, None);
+        let mut names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(
+            names,
+            [
+                "forwarded",
+                "host",
+                "idempotency-key",
+                "x-forwarded-proto",
+                "x-user",
+                "x_other"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_cookie_in_crumbs_becomes_one_line() {
+        let mut headers = map(&[("cookie", "a=1"), ("x", "1"), ("x", "2"), ("cookie", "b=2; c=3")]);
+        request(&mut headers, &config(""), None, None, None);
+        let cookies: Vec<_> = headers.get_all("cookie").iter().collect();
+        assert_eq!(cookies, ["a=1; b=2; c=3"]);
+        assert_eq!(headers.get_all("x").iter().count(), 2);
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //!   as nothing sent: the key is given back. An upstream that is declared to deduplicate may get the same key again
 //!   while `total_timeout_ms` lasts (rule K12); then what is not known is held like any other (rule K14).
 //! - A broken connection, a time-out, 408 and every 5xx are unknown: the retry is told so and is not sent, unless
-//!   `reconcile_url` says what became of it. With `trust_unavailable` the upstream's 501, and 503 with `Retry-After`,
+//!   `reconcile_url` says what became of it; it is asked at once, and by each retry that meets the unknown key. With `trust_unavailable` the upstream's 501, and 503 with `Retry-After`,
 //!   give the key back.
 //! - Crash of the gateway after a request was sent: its key reads as unknown when its lease ends.
 //! - An inner Semel's `running` and `unknown` are passed on and never stored: the retry asks it again (rule K12).
@@ -64,7 +64,8 @@ pub(crate) use body::{Outgoing, Reply};
 pub(crate) use config::{
     FrontConfig, GATEWAY, GatewayConfig, KeyRule, ROUTE, RouteConfig, TLS, UPSTREAM_TLS, read,
 };
-pub(crate) use failure::{Refusal, host_trouble};
+pub(crate) use failure::{Refusal, host_trouble, unknown_coding};
+pub(crate) use forward::coded;
 pub(crate) use peer::Peer;
 pub(crate) use stats::Stats;
 pub(crate) use timer::Timer;
@@ -74,6 +75,7 @@ use config::{HostRule, Principal};
 use failure::head_limits;
 use principal::Asker;
 use proxy::Proxy;
+use reconcile::{Hook, Reconciler};
 
 /// How long a request is held up by `auth_url` while keys are only tried out.
 const SHADOW_WAIT: Duration = Duration::from_millis(50);
@@ -145,9 +147,17 @@ fn layer(
     let mut settings = route.layer.clone();
     // One time for all bodies of a client, whoever reads them.
     settings.body_idle_ms = u64::try_from(config.front.body_idle.as_millis()).unwrap_or(u64::MAX);
+    let counts = Arc::clone(&stats);
     let builder = IdempotencyLayer::builder(keys)
         .config(settings)
-        .observer(move |event: Event, _: Option<&Key>| stats.key(event));
+        .observer(move |event: Event, _: Option<&Key>| counts.key(event));
+    let builder = match &route.sending.reconcile {
+        Some(who) => builder.reconcile(Arc::new(Hook::new(
+            Reconciler::new(who, &config.proxy.kept),
+            stats,
+        ))),
+        None => builder,
+    };
     match &route.principal {
         Principal::Anonymous if !by_host => builder.anonymous_scope(&format!("gateway/{gateway}")),
         Principal::Anonymous => {
@@ -346,10 +356,9 @@ impl Served {
             parts.extensions.insert(peer.clone());
         }
         let request = Request::from_parts(parts, body.unlimited());
-        // Always ready, and never an error.
-        let layer = self.keyed.clone();
+        let (layer, proxy) = (self.keyed.clone(), self.proxy.clone());
         if self.asker.is_none() {
-            return Answering::later(through(layer, request));
+            return Answering::later(through(layer, &proxy, request));
         }
         Answering::later(async move {
             let (mut parts, body) = request.into_parts();
@@ -364,19 +373,27 @@ impl Served {
                     return *refused;
                 }
             }
-            through(layer, Request::from_parts(parts, body)).await
+            through(layer, &proxy, Request::from_parts(parts, body)).await
         })
     }
 }
 
-/// What the layer makes of it.
+/// What the layer makes of it. The layer is always ready, and never an error.
 fn through(
     mut layer: Idempotency<Proxy>,
+    proxy: &Proxy,
     request: Request<Outgoing>,
-) -> impl Future<Output = Response<Reply>> + Send {
+) -> impl Future<Output = Response<Reply>> + Send + use<> {
+    let caller = proxy
+        .reconciler()
+        .map(|reconciler| reconciler.caller(request.headers()));
     let answer = layer.call(request);
     async move {
-        match answer.await {
+        let answer = match caller {
+            Some(caller) => reconcile::on_behalf(caller, answer).await,
+            None => answer.await,
+        };
+        match answer {
             Ok(answer) => answer.map(Reply::Own),
             Err(never) => match never {},
         }

@@ -33,6 +33,10 @@ use super::tunnel;
 const SENDS_MAX: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// Bytes of an answer up to which it is read whole where somebody can be asked what became of a request whose answer
+/// breaks off.
+const WHOLE_MAX: u64 = 960 << 10;
+
 /// Sends the requests of one route on. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Proxy(Arc<Inner>);
@@ -68,6 +72,11 @@ impl Proxy {
             stats,
             stop,
         }))
+    }
+
+    /// Who knows what became of a key.
+    pub(super) fn reconciler(&self) -> Option<&Reconciler> {
+        self.0.reconciler.as_ref()
     }
 
     /// A request without a key: bodies stream both ways. Prepared here, so that what waits is small.
@@ -122,10 +131,8 @@ impl Proxy {
         let asked = inner.reconciler.is_some().then(|| parts.headers.clone());
         match inner.attempts(parts, whole.to_bytes(), end).await {
             Sent::Answer(answer, lease) => {
-                if let Some(asked) = asked
-                    && let Some(settled) = inner.settle_answer(&asked, &claim.key, &answer).await
-                {
-                    return settled;
+                if let Some(asked) = asked {
+                    return inner.clear_answer(&asked, &claim.key, answer, lease, end).await;
                 }
                 keyed_answer(answer, lease, end)
             }
@@ -189,6 +196,12 @@ impl Inner {
     fn unsent(&self, error: SendError, watch: Option<&Watch>) -> Response<Reply> {
         if watch.is_some_and(Watch::too_long) {
             return self.too_long("the upstream saw a part of it, and its connection was closed");
+        }
+        if watch.is_some_and(Watch::broken) {
+            // The client's doing, and nothing that the upstream is counted for.
+            let detail = "the body ended early or stopped coming, and the upstream may have seen a part of it; send the \
+                          whole request";
+            return Refusal::BodyBroken.answer(detail, true);
         }
         match error {
             SendError::NotSent(why) => self.not_sent(&why),
@@ -310,20 +323,42 @@ impl Inner {
         }
     }
 
-    /// The same for an answer that says nothing of the end.
-    async fn settle_answer(
+    /// The upstream's answer, or what is known of one that says nothing of the end or breaks off before it has begun to
+    /// leave.
+    async fn clear_answer(
         &self,
         asked: &HeaderMap,
         key: &Key,
-        answer: &Response<Incoming>,
-    ) -> Option<Response<Reply>> {
+        answer: Response<Incoming>,
+        lease: Lease,
+        end: Duration,
+    ) -> Response<Reply> {
         let silent = !answer.headers().contains_key(SEMEL_OUTCOME)
             && !forward::says_yes(answer.headers(), &NOT_EXECUTED);
         let unclear = matches!(answer.status().as_u16(), 408 | 500 | 502 | 503 | 504);
-        if silent && unclear {
-            self.settle(asked, key).await
-        } else {
-            None
+        if silent
+            && unclear
+            && let Some(settled) = self.settle(asked, key).await
+        {
+            return settled;
+        }
+        let length = answer.body().size_hint().exact();
+        let version = answer.version();
+        let answer = keyed_answer(answer, lease, end);
+        // One of known length has no trailers over HTTP/1.1.
+        if version == Version::HTTP_2 || length.is_none_or(|length| length > WHOLE_MAX) {
+            return answer;
+        }
+        let (parts, body) = answer.into_parts();
+        match body.collect().await {
+            Ok(whole) => Response::from_parts(parts, Reply::Own(Body::whole(whole.to_bytes()))),
+            Err(error) => match self.settle(asked, key).await {
+                Some(settled) => settled,
+                None => {
+                    let problem = error.downcast::<Problem>().map_or_else(|_| broke_off(), |it| *it);
+                    failed(&problem, Disposition::Unknown)
+                }
+            },
         }
     }
 

@@ -3,6 +3,8 @@
 mod ambiguous;
 mod asking;
 mod configuration;
+mod faults;
+mod http2;
 mod passing;
 mod routing;
 mod settling;
@@ -28,6 +30,7 @@ use crate::run::metrics::Metrics;
 struct World {
     gateway: Arc<Live>,
     clock: Arc<ManualClock>,
+    stats: Arc<Stats>,
 }
 
 /// A whole answer.
@@ -85,6 +88,7 @@ impl World {
         Self {
             gateway: Arc::new(gateway.unwrap_or_else(|why| panic!("{why}"))),
             clock,
+            stats,
         }
     }
 
@@ -103,6 +107,28 @@ impl World {
             headers: parts.headers,
             body: body.collect().await.unwrap().to_bytes(),
         }
+    }
+
+    /// Sends a request from a process that dies as soon as the upstream has it: its tasks end with their runtime.
+    fn crashes_in(&self, request: Request<axum::body::Body>, upstream: &upstream::Upstream) {
+        let dying = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let dying = dying.unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                dying.block_on(async {
+                    let seen = async {
+                        while upstream.count() == 0 {
+                            tokio::task::yield_now().await;
+                        }
+                    };
+                    tokio::select! {
+                        _ = self.begin(request) => panic!("it was answered"),
+                        () = seen => {}
+                    }
+                });
+                drop(dying);
+            });
+        });
     }
 
     fn leases_end(&self) {

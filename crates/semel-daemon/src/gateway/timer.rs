@@ -4,7 +4,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use semel_core::{Clock as _, SystemClock};
 use tokio::time::Sleep;
 
 /// Made when it is first needed and moved only when it has rung: setting the clock of a runtime costs more than a bell
@@ -13,9 +12,8 @@ use tokio::time::Sleep;
 pub(crate) struct Timer(Option<(Duration, Pin<Box<Sleep>>)>);
 
 impl Timer {
-    /// Whether `deadline`, on the monotonic clock, is over; the task is woken when it will be.
-    pub(crate) fn over(&mut self, deadline: Duration, cx: &mut Context<'_>) -> bool {
-        let now = SystemClock.monotonic();
+    /// Whether `deadline` is over `now`, both on the monotonic clock; the task is woken when it will be.
+    pub(crate) fn over(&mut self, now: Duration, deadline: Duration, cx: &mut Context<'_>) -> bool {
         if now >= deadline {
             return true;
         }

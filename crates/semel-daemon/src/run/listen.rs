@@ -1,5 +1,6 @@
 //! Listening sockets, with limits that a slow or greedy client cannot get past.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,12 +19,20 @@ use tokio::sync::Semaphore;
 use tower::ServiceExt as _;
 
 use super::Context;
+use super::front::{Conn, Guard, Held, Times};
 
 /// Connections of one listener at a time; more wait in the system's queue.
 pub(crate) const CONNECTIONS_MAX: usize = 1_024;
 
-/// How long a client may take to send a request's head.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a client may take; one that only holds its place is closed, whether it ever sent a byte or not.
+const TIMES: Times = Times {
+    head: Duration::from_secs(10),
+    body: Duration::from_secs(30),
+    idle: Duration::from_secs(75),
+};
+
+/// How often a quiet HTTP/2 client is asked whether it lives.
+const ALIVE: Duration = Duration::from_secs(20);
 
 /// A port that cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +97,10 @@ impl Bound {
 
     /// Serves until the daemon stops; then finishes the requests that run.
     pub(crate) async fn serve(self, router: Router, context: Arc<Context>) {
+        self.serve_within(router, context, TIMES).await;
+    }
+
+    async fn serve_within(self, router: Router, context: Arc<Context>, times: Times) {
         let graceful = GracefulShutdown::new();
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
@@ -98,19 +111,25 @@ impl Bound {
             let Some((stream, peer, place)) = accepted else {
                 continue;
             };
+            let conn = Arc::new(Conn::new(None));
+            let stream = Guard::new(stream, Arc::clone(&conn), times);
             let mut server = auto::Builder::new(TokioExecutor::new());
-            server
-                .http1()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEAD_TIMEOUT);
+            // The guard keeps the time.
+            server.http1().header_read_timeout(None);
             server
                 .http2()
                 .timer(TokioTimer::new())
+                .keep_alive_interval(ALIVE)
+                .keep_alive_timeout(ALIVE)
                 .max_concurrent_streams(100);
             let router = router.clone();
             let service = service_fn(move |mut request: Request<Incoming>| {
                 request.extensions_mut().insert(ConnectInfo(peer));
-                router.clone().oneshot(request)
+                let (router, running) = (router.clone(), conn.begin());
+                async move {
+                    let response = router.oneshot(request).await?;
+                    Ok::<_, Infallible>(response.map(|body| Held::new(body, Some(running))))
+                }
             });
             let connection = server
                 .serve_connection(TokioIo::new(stream), service)
@@ -146,5 +165,53 @@ pub(super) async fn accept(
             tokio::time::sleep(Duration::from_millis(100)).await;
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio_util::sync::CancellationToken;
+    use tokio_util::task::TaskTracker;
+
+    use super::super::health::Health;
+    use super::super::metrics::Metrics;
+    use super::*;
+
+    /// Each would hold one of the places for ever.
+    #[tokio::test]
+    async fn a_client_that_says_nothing_or_nothing_more_loses_its_place() {
+        let context = Arc::new(Context {
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            health: Health::default(),
+            metrics: Arc::new(Metrics::new()),
+        });
+        let bound = Bound::bind(([127, 0, 0, 1], 0).into(), "listen").await.unwrap();
+        let address = bound.address();
+        let short = Duration::from_millis(300);
+        let times = Times {
+            head: short,
+            body: short,
+            idle: short,
+        };
+        let router = Router::new().route("/", get(|| async { "here" }));
+        tokio::spawn(bound.serve_within(router, Arc::clone(&context), times));
+        for (sent, answered) in [
+            ("", ""),
+            ("GET / HT", ""),
+            ("GET / HTTP/1.1\r\nhost: a\r\n\r\n", "here"),
+            ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\u{4}\0\0\0\0\0", "\u{4}"),
+        ] {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(sent.as_bytes()).await.unwrap();
+            let mut all = Vec::new();
+            // Ends when the other side closes.
+            client.read_to_end(&mut all).await.unwrap();
+            let all = String::from_utf8_lossy(&all);
+            assert!(all.contains(answered), "{sent:?}: {all:?}");
+        }
+        context.stop.cancel();
     }
 }

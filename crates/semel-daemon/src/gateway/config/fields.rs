@@ -124,6 +124,18 @@ pub(crate) const GATEWAY: Section = Section {
             "what counts as the same body: its bytes, or what it says",
         ),
         field(
+            "fingerprint_only",
+            "list of texts",
+            "none",
+            "places in a JSON body, such as `\"/amount\"`: two bodies that say the same there are the same, whatever else they say",
+        ),
+        field(
+            "fingerprint_except",
+            "list of texts",
+            "none",
+            "places in a JSON body, such as `\"/sent_at\"`, that may differ between two tries of the same request",
+        ),
+        field(
             "outage",
             "`\"closed\"` or `\"open\"`",
             "`\"closed\"`",
@@ -351,6 +363,8 @@ pub(crate) const ROUTE: Section = Section {
             SAME,
             "as there",
         ),
+        field("fingerprint_only", "list of texts", SAME, "as there"),
+        field("fingerprint_except", "list of texts", SAME, "as there"),
         field("outage", "`\"closed\"` or `\"open\"`", SAME, "as there"),
         field("shadow", "true or false", SAME, "as there"),
         field("request_bytes_max", "bytes", SAME, "as there"),

@@ -138,6 +138,8 @@ pub(crate) struct ProxyConfig {
     pub(crate) sending: Sending,
     /// Fields that say who asks: they reach the upstream whatever the client calls them.
     pub(crate) kept: Vec<HeaderName>,
+    /// These, and those that may hold a key: no field of another spelling may be taken for one of them.
+    pub(crate) meant: Vec<HeaderName>,
 }
 
 /// How clients are served.
@@ -222,6 +224,15 @@ pub(crate) fn read(table: &Table<'_>, folder: &Path) -> Option<GatewayConfig> {
 fn upstream(table: &Table<'_>) -> Option<Uri> {
     table.require("upstream", "\"http://127.0.0.1:9000\"");
     let At { value, span } = table.http_url("upstream")?;
+    if value
+        .authority()
+        .is_some_and(|authority| authority.as_str().contains('@'))
+    {
+        let fix = "leave them out: a gateway passes on the credentials of its clients; what the upstream asks of the \
+                   gateway itself can be a certificate (`upstream_tls`)";
+        table.mistake(span, "`upstream` has credentials in it", fix);
+        return None;
+    }
     if value.query().is_some() {
         table.mistake(
             span,
@@ -301,6 +312,8 @@ fn proxy(
             kept.push(header.clone());
         }
     }
+    let keys = routes.iter().chain([own]).flat_map(|route| &route.layer.aliases);
+    let meant = kept.iter().chain(keys).cloned().collect();
     Some(ProxyConfig {
         http,
         tls: tls?,
@@ -312,6 +325,7 @@ fn proxy(
         secure: table.has("tls"),
         sending: own.sending.clone(),
         kept,
+        meant,
         own_host: upstream
             .authority()
             .and_then(|authority| HeaderValue::from_str(authority.as_str()).ok()),

@@ -81,14 +81,14 @@ fn read(table: &Table<'_>, base: &RouteConfig, inherited: Option<&Principal>) ->
     };
     let sending = sending(table, &base.sending);
     // The time-out ends a run long before its claim is no longer renewed.
-    let longest = sending.total
-        + sending
-            .reconcile
-            .as_ref()
-            .map_or(Duration::ZERO, |(_, most)| *most);
-    layer.run_ms_max = u64::try_from(longest.as_millis())
-        .unwrap_or(u64::MAX)
-        .saturating_add(60_000);
+    let asking = sending
+        .reconcile
+        .as_ref()
+        .map_or(Duration::ZERO, |(_, most)| *most);
+    let whole_ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    layer.run_ms_max = whole_ms(sending.total + asking).saturating_add(60_000);
+    // Whoever asks keeps the time, and needs a moment to say so.
+    layer.reconcile_ms_max = whole_ms(asking).saturating_add(1_000);
     if layer.owner_lost == OwnerLost::Rerun && !sending.deduplicates {
         let fix = "add `upstream_deduplicates = true` if the upstream does each Idempotency-Key once, or leave \
                    `owner_lost` out";
@@ -217,18 +217,11 @@ fn layer(table: &Table<'_>, base: &semel_http::Config) -> semel_http::Config {
     let words = [("hold", OwnerLost::Hold), ("rerun", OwnerLost::Rerun)];
     let forms = [("lenient", KeyForm::Lenient), ("strict", KeyForm::Strict)];
     let outages = [("closed", Outage::Closed), ("open", Outage::Open)];
-    let profiles = [("raw", 0), ("json", 1), ("form", 2), ("multipart", 3)];
-    let profile = table.word("fingerprint", &profiles).map(|word| match word {
-        1 => Profile::Json,
-        2 => Profile::Form,
-        3 => Profile::Multipart,
-        _ => Profile::Raw,
-    });
     semel_http::Config {
         aliases: key_headers(table).unwrap_or_else(|| base.aliases.clone()),
         body_keys: key_pointers(table).unwrap_or_else(|| base.body_keys.clone()),
         key_form: table.word("key_form", &forms).unwrap_or(base.key_form),
-        profile: profile.unwrap_or_else(|| base.profile.clone()),
+        profile: profile(table).unwrap_or_else(|| base.profile.clone()),
         outage: table.word("outage", &outages).unwrap_or(base.outage),
         mode: match table.boolean("shadow") {
             Some(true) => Mode::Shadow,
@@ -264,6 +257,60 @@ fn layer(table: &Table<'_>, base: &semel_http::Config) -> semel_http::Config {
     }
 }
 
+/// What counts as the same body; pointers alone say that it is JSON.
+fn profile(table: &Table<'_>) -> Option<Profile> {
+    let words = [("raw", 0), ("json", 1), ("form", 2), ("multipart", 3)];
+    let word = table.word("fingerprint", &words);
+    let only = pointers(table, "fingerprint_only", "/amount");
+    let except = pointers(table, "fingerprint_except", "/sent_at");
+    if only.as_ref().is_some_and(Vec::is_empty) && !table.has("fingerprint_except") {
+        let fix = "name the places that make two requests the same, such as \"/amount\"";
+        table.mistake(table.span(), "no place counts in `fingerprint_only`", fix);
+        return None;
+    }
+    if only.is_some() && except.is_some() {
+        let fix = "keep one of the two";
+        table.mistake(
+            table.span(),
+            "`fingerprint_only` and `fingerprint_except` exclude each other",
+            fix,
+        );
+        return None;
+    }
+    if (only.is_some() || except.is_some()) && word.is_some_and(|word| word != 1) {
+        let fix = "write `fingerprint = \"json\"`, or leave the pointers out";
+        table.mistake(
+            table.span(),
+            "pointers lead into JSON, and `fingerprint` is not \"json\"",
+            fix,
+        );
+        return None;
+    }
+    match (only, except, word) {
+        (Some(only), _, _) => Some(Profile::JsonOnly(only)),
+        (_, Some(except), _) => Some(Profile::JsonExcept(except)),
+        (.., Some(1)) => Some(Profile::Json),
+        (.., Some(2)) => Some(Profile::Form),
+        (.., Some(3)) => Some(Profile::Multipart),
+        (.., Some(_)) => Some(Profile::Raw),
+        (.., None) => None,
+    }
+}
+
+fn pointers(table: &Table<'_>, name: &'static str, example: &str) -> Option<Vec<Pointer>> {
+    let mut pointers = Vec::new();
+    for text in table.texts(name)? {
+        match Pointer::new(text.value) {
+            Ok(pointer) => pointers.push(pointer),
+            Err(error) => {
+                let fix = format!("write it like \"{example}\"");
+                table.mistake(text.span, error.to_string(), &fix);
+            }
+        }
+    }
+    Some(pointers)
+}
+
 fn key_headers(table: &Table<'_>) -> Option<Vec<HeaderName>> {
     let mut headers = Vec::new();
     for name in table.texts("key_headers")? {
@@ -280,14 +327,8 @@ fn key_headers(table: &Table<'_>) -> Option<Vec<HeaderName>> {
 }
 
 fn key_pointers(table: &Table<'_>) -> Option<Vec<BodyKey>> {
-    let mut pointers = Vec::new();
-    for text in table.texts("key_pointers")? {
-        match Pointer::new(text.value) {
-            Ok(pointer) => pointers.push(BodyKey::Json(pointer)),
-            Err(error) => table.mistake(text.span, error.to_string(), "write it like \"/request_id\""),
-        }
-    }
-    Some(pointers)
+    let pointers = pointers(table, "key_pointers", "/request_id")?;
+    Some(pointers.into_iter().map(BodyKey::Json).collect())
 }
 
 fn release_on(table: &Table<'_>) -> Option<Vec<StatusCode>> {

@@ -15,6 +15,12 @@ fn mistakes(lines: &str) -> String {
 }
 
 #[test]
+fn a_mistake_in_the_upstream_does_not_show_its_password() {
+    let shown = mistakes("upstream = \"http://user:secret@u\"\nanonymous = true");
+    assert!(!shown.contains("secret"), "{shown}");
+}
+
+#[test]
 fn each_mistake_says_what_to_write_instead() {
     let upstream = "upstream = \"http://u\"\n";
     for (lines, says) in [
@@ -31,6 +37,26 @@ fn each_mistake_says_what_to_write_instead() {
         (
             "upstream = \"http://u/?x\"\nanonymous = true",
             "`upstream` has a query",
+        ),
+        (
+            "upstream = \"http://user:secret@u\"\nanonymous = true",
+            "`upstream` has credentials in it",
+        ),
+        (
+            "upstream = \"http://u\"\nanonymous = true\nfingerprint_only = [\"amount\"]",
+            "is no JSON pointer",
+        ),
+        (
+            "upstream = \"http://u\"\nanonymous = true\nfingerprint_only = []",
+            "no place counts",
+        ),
+        (
+            "upstream = \"http://u\"\nanonymous = true\nfingerprint_only = [\"/a\"]\nfingerprint_except = [\"/b\"]",
+            "exclude each other",
+        ),
+        (
+            "upstream = \"http://u\"\nanonymous = true\nfingerprint = \"form\"\nfingerprint_except = [\"/b\"]",
+            "pointers lead into JSON",
         ),
         (
             "upstream = \"http://u\"\nanonymous = true\nmethods = [\"GET\"]",

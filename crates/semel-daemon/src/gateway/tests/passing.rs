@@ -133,6 +133,30 @@ async fn where_the_upstream_sees_the_host_one_hosts_answer_is_not_another_ones()
 }
 
 #[tokio::test]
+async fn what_counts_of_a_json_body_is_each_routes_own() {
+    let upstream = Upstream::start(|n| answer("200 OK", &[], &n.to_string())).await;
+    let lines = "fingerprint_except = [\"/at\"]\n[[gateway.route]]\npaths = [\"/only\"]\nfingerprint_only = [\"/id\"]\n\
+                 [[gateway.route]]\npaths = [\"/all\"]\nfingerprint = \"json\"";
+    let world = World::new(upstream.address, lines);
+    let ask = async |path: &str, body: &'static str| {
+        let mut request = request("POST", path, path);
+        *request.body_mut() = axum::body::Body::from(body);
+        let answer = world.send(request).await;
+        (answer.replayed(), answer.status)
+    };
+    let first = r#"{"id": 1, "at": 5, "n": 1}"#;
+    for path in ["/orders", "/only", "/all"] {
+        assert_eq!(ask(path, first).await, (false, 200));
+    }
+    let later = r#"{"n": 1, "at": 6, "id": 1}"#;
+    let other = r#"{"id": 1, "at": 5, "n": 2}"#;
+    assert_eq!(ask("/orders", later).await, (true, 200));
+    assert_eq!(ask("/orders", other).await, (false, 422));
+    assert_eq!(ask("/only", other).await, (true, 200));
+    assert_eq!(ask("/all", later).await, (false, 422));
+}
+
+#[tokio::test]
 async fn the_upstreams_control_headers_are_obeyed_and_stripped() {
     let upstream = Upstream::start(|n| match n {
         1 => answer("409 Conflict", &["semel-outcome: refused"], "out of stock"),

@@ -135,6 +135,96 @@ async fn an_answer_that_says_nothing_of_the_end_is_asked_about_too() {
     assert!(world.send(post("a")).await.replayed());
 }
 
+/// Nobody knew at first; or the gateway that sent it is gone, and its lease has run out. With the key as it was sent, the
+/// token of the run, and the caller.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_retry_that_meets_an_unknown_key_asks_the_reconcile_url_again() {
+    let with_user = || {
+        let mut request = post("a");
+        let alice = http::HeaderValue::from_static("alice");
+        request.headers_mut().insert("x-user", alice);
+        request
+    };
+    for crash in [false, true] {
+        for (word, status, body) in [
+            ("semel-outcome: succeeded", 200, "charge 7"),
+            ("semel-outcome: refused", 200, "charge 7"),
+        ] {
+            let probe = Upstream::start(move |n| match n {
+                1 if !crash => answer("404 Not Found", &[], ""),
+                _ => answer("200 OK", &[word], "charge 7"),
+            })
+            .await;
+            let upstream = Upstream::start(move |n| match n {
+                1 if crash => Does::Hangs(""),
+                1 => Does::Closes,
+                _ => answer("200 OK", &[], "sent again"),
+            })
+            .await;
+            let lines = reconciled_by(&probe) + "\nprincipal_header = \"X-User\"";
+            let world = World::with(upstream.address, &lines);
+            if crash {
+                world.crashes_in(with_user(), &upstream);
+                world.leases_end();
+            } else {
+                assert_eq!(world.send(with_user()).await.outcome(), "unknown");
+            }
+            let again = world.send(with_user()).await;
+            assert_eq!(
+                (again.status, &again.body[..]),
+                (status, body.as_bytes()),
+                "{word}"
+            );
+            assert!(again.replayed() && word.ends_with(again.outcome()), "{word}");
+            assert_eq!(upstream.count(), 1, "{word}");
+            let asked = probe.seen().pop().unwrap().to_ascii_lowercase();
+            for line in ["idempotency-key: a", "semel-token: 1", "x-user: alice"] {
+                assert!(
+                    asked.lines().any(|found| found == line),
+                    "{line} is not in\n{asked}"
+                );
+            }
+        }
+    }
+}
+
+/// What did not happen may be run again by the same retry that asked.
+#[tokio::test]
+async fn a_retry_that_learns_that_nothing_happened_is_sent() {
+    let upstream = Upstream::start(|n| match n {
+        1 => Does::Closes,
+        _ => answer("201 Created", &[], "done"),
+    })
+    .await;
+    let probe = Upstream::start(|n| match n {
+        1 => answer("404 Not Found", &[], ""),
+        _ => answer("200 OK", &["semel-outcome: refused", "semel-not-executed: 1"], ""),
+    })
+    .await;
+    let world = World::new(upstream.address, &reconciled_by(&probe));
+    assert_eq!(world.send(post("a")).await.outcome(), "unknown");
+    let again = world.send(post("a")).await;
+    assert_eq!(
+        (again.status, &again.body[..], again.replayed()),
+        (201, &b"done"[..], false)
+    );
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_off_is_asked_about_at_once() {
+    let broken = "HTTP/1.1 201 Created\r\ncontent-length: 9\r\n\r\nhalf";
+    let upstream = Upstream::start(move |_| Does::Sends(broken.to_owned())).await;
+    let probe = Upstream::start(|_| answer("200 OK", &["semel-outcome: succeeded"], "charge 7")).await;
+    let world = World::new(upstream.address, &reconciled_by(&probe));
+    let first = world.send(post("a")).await;
+    assert_eq!(
+        (first.outcome(), &first.body[..]),
+        ("succeeded", &b"charge 7"[..])
+    );
+    assert!(world.send(post("a")).await.replayed());
+    assert_eq!(upstream.count(), 1);
+}
+
 /// "I know no such key" may be said while the request is still on its way.
 #[tokio::test]
 async fn nothing_but_a_word_settles() {

@@ -15,18 +15,18 @@ use crate::gateway::{Stats, Timer};
 
 /// How long a client may take.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Times {
+pub(crate) struct Times {
     /// For a head.
-    pub(super) head: Duration,
+    pub(crate) head: Duration,
     /// Between two pieces of a body, or to read a piece of an answer.
-    pub(super) body: Duration,
+    pub(crate) body: Duration,
     /// Between requests.
-    pub(super) idle: Duration,
+    pub(crate) idle: Duration,
 }
 
 /// What a connection and its requests tell each other.
-pub(super) struct Conn {
-    stats: Arc<Stats>,
+pub(crate) struct Conn {
+    stats: Option<Arc<Stats>>,
     in_flight: AtomicU32,
     /// When the last request ended, in milliseconds of the monotonic clock.
     ended_ms: AtomicU64,
@@ -35,8 +35,8 @@ pub(super) struct Conn {
 }
 
 impl Conn {
-    /// A connection of the gateway with these counters.
-    pub(super) const fn new(stats: Arc<Stats>) -> Self {
+    /// A connection of the gateway with these counters, or of something that counts elsewhere.
+    pub(crate) const fn new(stats: Option<Arc<Stats>>) -> Self {
         Self {
             stats,
             in_flight: AtomicU32::new(0),
@@ -47,34 +47,36 @@ impl Conn {
     }
 
     /// Whether the client's framing cannot be trusted any more.
-    pub(super) fn framing(&self) -> bool {
+    pub(crate) fn framing(&self) -> bool {
         self.framing.load(Ordering::Relaxed)
     }
 
     /// What its gateway counts.
-    pub(super) const fn stats(&self) -> &Arc<Stats> {
-        &self.stats
+    pub(crate) fn stats(&self) -> Option<&Stats> {
+        self.stats.as_deref()
     }
 
     /// What follows is another protocol.
-    pub(super) fn becomes_tunnel(&self) {
+    pub(crate) fn becomes_tunnel(&self) {
         self.tunnel.store(true, Ordering::Relaxed);
     }
 
     /// A request runs until the result is dropped.
-    pub(super) fn begin(self: &Arc<Self>) -> InFlight {
+    pub(crate) fn begin(self: &Arc<Self>) -> InFlight {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
-        self.stats.begins();
+        if let Some(stats) = &self.stats {
+            stats.begins();
+        }
         InFlight(Arc::clone(self))
     }
 }
 
 /// A request that runs.
-pub(super) struct InFlight(Arc<Conn>);
+pub(crate) struct InFlight(Arc<Conn>);
 
 impl InFlight {
     /// The connection that it came by.
-    pub(super) const fn conn(&self) -> &Arc<Conn> {
+    pub(crate) const fn conn(&self) -> &Arc<Conn> {
         &self.0
     }
 }
@@ -84,12 +86,14 @@ impl Drop for InFlight {
         let now = u64::try_from(SystemClock.monotonic().as_millis()).unwrap_or(u64::MAX);
         self.0.ended_ms.store(now, Ordering::Relaxed);
         self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
-        self.0.stats.ends();
+        if let Some(stats) = &self.0.stats {
+            stats.ends();
+        }
     }
 }
 
 /// A stream that ends when its client is too slow.
-pub(super) struct Guard<S> {
+pub(crate) struct Guard<S> {
     io: S,
     heads: Heads,
     conn: Arc<Conn>,
@@ -112,7 +116,7 @@ fn slow(what: &str) -> io::Error {
 }
 
 impl<S> Guard<S> {
-    pub(super) fn new(io: S, conn: Arc<Conn>, times: Times) -> Self {
+    pub(crate) fn new(io: S, conn: Arc<Conn>, times: Times) -> Self {
         let now = SystemClock.monotonic();
         Self {
             io,
@@ -147,12 +151,12 @@ impl<S> Guard<S> {
         if self.conn.tunnel.load(Ordering::Relaxed) {
             return None;
         }
+        let now = SystemClock.monotonic();
         let resting = self.conn.in_flight.load(Ordering::Relaxed) == 0;
         if !resting && matches!(self.heads.stage(), Stage::Between | Stage::Raw) {
             // While a request runs, it is this side that takes its time. hyper does not ask again when it has ended,
             // so the timer must.
-            let look = SystemClock.monotonic() + self.times.idle;
-            self.reading.over(look, cx);
+            self.reading.over(now, now + self.times.idle, cx);
             return None;
         }
         let (deadline, name) = match self.heads.stage() {
@@ -161,7 +165,7 @@ impl<S> Guard<S> {
             Stage::Between => (self.read_at.max(self.ended()) + self.times.idle, "client_idle_ms"),
             Stage::Raw => (self.head_at.max(self.ended()) + self.times.idle, "client_idle_ms"),
         };
-        self.reading.over(deadline, cx).then_some(name)
+        self.reading.over(now, deadline, cx).then_some(name)
     }
 
     fn ended(&self) -> Duration {
@@ -173,8 +177,9 @@ impl<S> Guard<S> {
             self.stuck_at = None;
             return polled;
         }
-        let since = *self.stuck_at.get_or_insert_with(|| SystemClock.monotonic());
-        if self.writing.over(since + self.times.body, cx) {
+        let now = SystemClock.monotonic();
+        let since = *self.stuck_at.get_or_insert(now);
+        if self.writing.over(now, since + self.times.body, cx) {
             return Poll::Ready(Err(slow("body_idle_ms")));
         }
         Poll::Pending

@@ -4,22 +4,20 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
 use http::{Response, StatusCode};
 use hyper::body::{Body, Frame, SizeHint};
-use semel_http::BoxError;
 
 use super::guard::InFlight;
 use crate::gateway::{Answering, Reply};
 
 /// An answer on its way, for hyper: small, because hyper moves it about.
-pub(super) struct Serving {
+pub(crate) struct Serving {
     answer: Answering,
     running: Option<InFlight>,
 }
 
 impl Serving {
-    pub(super) const fn new(answer: Answering, running: InFlight) -> Self {
+    pub(crate) const fn new(answer: Answering, running: InFlight) -> Self {
         Self {
             answer,
             running: Some(running),
@@ -28,7 +26,7 @@ impl Serving {
 }
 
 impl Future for Serving {
-    type Output = Result<Response<Held<InFlight>>, Infallible>;
+    type Output = Result<Response<Held<Reply>>, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let response = match ready!(Pin::new(&mut self.answer).poll(cx)) {
@@ -40,7 +38,9 @@ impl Future for Serving {
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {
                 conn.becomes_tunnel();
             }
-            conn.stats().answered(response.status(), response.headers());
+            if let Some(stats) = conn.stats() {
+                stats.answered(response.status(), response.headers());
+            }
         }
         // A request runs until its answer has been sent.
         let running = self.running.take();
@@ -48,30 +48,30 @@ impl Future for Serving {
     }
 }
 
-/// A body and what is dropped when it ends, breaks off, or nobody wants it any more.
-pub(super) struct Held<H> {
-    body: Reply,
-    held: Option<H>,
+/// A body and the request that runs until it ends, breaks off, or nobody wants it any more.
+pub(crate) struct Held<B> {
+    body: B,
+    running: Option<InFlight>,
 }
 
-impl<H> Held<H> {
+impl<B> Held<B> {
     /// A body that was empty from the start holds it too, until hyper has taken note of that.
-    const fn new(body: Reply, held: Option<H>) -> Self {
-        Self { body, held }
+    pub(crate) const fn new(body: B, running: Option<InFlight>) -> Self {
+        Self { body, running }
     }
 }
 
-impl<H: Unpin> Body for Held<H> {
-    type Data = Bytes;
-    type Error = BoxError;
+impl<B: Body + Unpin> Body for Held<B> {
+    type Data = B::Data;
+    type Error = B::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
-            self.held = None;
+            self.running = None;
         }
         polled
     }

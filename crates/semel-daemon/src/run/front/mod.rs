@@ -30,9 +30,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::listen::accept;
-use crate::gateway::{Answering, FrontConfig, Live, Peer, Refusal, Reply, Stats, host_trouble};
+use crate::gateway::{
+    Answering, FrontConfig, Live, Peer, Refusal, Reply, Stats, coded, host_trouble, unknown_coding,
+};
 
-use guard::{Conn, Guard, Times};
+pub(super) use guard::{Conn, Guard, Times};
+pub(super) use held::Held;
 use held::Serving;
 
 /// How often a quiet HTTP/2 client is asked whether it lives.
@@ -161,7 +164,7 @@ impl Front {
             let client = Client {
                 thread,
                 peer,
-                conn: Arc::new(Conn::new(Arc::clone(&front.stats))),
+                conn: Arc::new(Conn::new(Some(Arc::clone(&front.stats)))),
                 front,
             };
             let Some(tls) = settings.config.tls.clone() else {
@@ -185,6 +188,9 @@ impl Front {
         }
         if let Some(detail) = host_trouble(request.version(), request.uri(), request.headers()) {
             return Refusal::Ambiguous.answer(detail, true).into();
+        }
+        if coded(request.headers()) {
+            return unknown_coding().into();
         }
         // The clone belongs to this thread: counting its holders meets no other one.
         let gateway = self

@@ -30,8 +30,37 @@ async fn a_head_that_may_be_read_in_two_ways_is_refused_and_its_connection_close
         assert!(answer.contains("SEM0471") && answer.contains(says), "{answer}");
         assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
     }
+    for host in ["a b", "user@a", "a/b", "a:80:81", "a, b"] {
+        let answer = bed.raw(&format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n")).await;
+        assert!(
+            answer.contains("SEM0471") && answer.contains("no host name"),
+            "{answer}"
+        );
+    }
     let hostless = bed.raw("GET / HTTP/1.1\r\n\r\n").await;
     assert!(hostless.contains("it has no Host"), "{hostless}");
+    assert_eq!(bed.upstream.seen.requests(), Vec::<String>::new());
+}
+
+/// Its body would reach the upstream compressed, under a head that does not say so any more.
+#[tokio::test]
+async fn a_body_in_another_transfer_coding_than_chunked_is_not_taken() {
+    let bed = Bed::start("").await;
+    let body = "2\r\n\x1f\x00\r\n0\r\n\r\n";
+    for coding in [
+        "Transfer-Encoding: gzip, chunked",
+        "Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
+    ] {
+        let answer = bed
+            .raw(&format!(
+                "PUT /upload HTTP/1.1\r\nHost: a\r\n{coding}\r\n\r\n{body}"
+            ))
+            .await;
+        assert!(
+            answer.starts_with("HTTP/1.1 501") && answer.contains("SEM0424"),
+            "{answer}"
+        );
+    }
     assert_eq!(bed.upstream.seen.requests(), Vec::<String>::new());
 }
 
