@@ -259,7 +259,9 @@ impl KeyStore for FaultyKeys {
             None => {}
             Some(Fault::Silent) => std::future::pending().await,
             Some(Fault::Panic) => panic!("as the test wants"),
-            Some(Fault::Down | Fault::ReplyLost | Fault::TooLarge) => return None,
+            Some(Fault::Down | Fault::ReplyLost | Fault::TooLarge | Fault::Corrupt | Fault::Full) => {
+                return None;
+            }
         }
         let told = self.told.lock().unwrap().clone();
         match told {
