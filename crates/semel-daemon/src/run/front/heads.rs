@@ -204,6 +204,14 @@ mod tests {
     }
 
     #[test]
+    fn a_chunk_size_is_hexadecimal_digits_and_nothing_else() {
+        assert_eq!(size(b"1A ;x=y"), Some(26));
+        for wrong in ["+5", "-5", "0x5", "5 5", "", "\u{665}"] {
+            assert_eq!(size(wrong.as_bytes()), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
     fn a_head_that_says_it_twice_is_found_in_either_order_and_behind_a_good_one() {
         let (one, other) = (
             "content-LENGTH: 5\r\n",
