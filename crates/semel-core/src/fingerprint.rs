@@ -44,6 +44,7 @@ impl Fingerprint {
         FingerprintBuilder {
             version,
             hash: Sha256::new(),
+            gathered: Vec::with_capacity(GATHERED_MAX),
             tags: [0; Self::TAGS_MAX],
             count: 0,
         }
@@ -93,11 +94,16 @@ impl std::fmt::Debug for Fingerprint {
     }
 }
 
+/// Bytes that go into the hash at once; what is larger goes by itself.
+const GATHERED_MAX: usize = 384;
+
 /// Collects the parts of a fingerprint, each length-prefixed.
 #[derive(Debug, Clone)]
 pub struct FingerprintBuilder {
     version: u8,
     hash: Sha256,
+    /// Parts that are not hashed yet: small ones go into the hash together.
+    gathered: Vec<u8>,
     tags: [u8; Fingerprint::TAGS_MAX],
     count: usize,
 }
@@ -105,26 +111,50 @@ pub struct FingerprintBuilder {
 impl FingerprintBuilder {
     /// Adds one part.
     #[must_use]
+    #[inline]
     pub fn part(mut self, bytes: &[u8]) -> Self {
-        self.hash.update((bytes.len() as u64).to_be_bytes());
-        self.hash.update(bytes);
+        self.add(bytes);
         self
+    }
+
+    /// The same, in place.
+    pub fn add(&mut self, bytes: &[u8]) {
+        let length = (bytes.len() as u64).to_be_bytes();
+        if self.gathered.len() + length.len() + bytes.len() > GATHERED_MAX {
+            self.hash.update(&self.gathered);
+            self.gathered.clear();
+        }
+        self.gathered.extend_from_slice(&length);
+        if self.gathered.len() + bytes.len() <= GATHERED_MAX {
+            self.gathered.extend_from_slice(bytes);
+        } else {
+            self.hash.update(&self.gathered);
+            self.gathered.clear();
+            self.hash.update(bytes);
+        }
     }
 
     /// Adds a tag, by which a reader of two fingerprints can say that this part differs. It decides nothing: two parts may
     /// have the same tag. Left out when there are [`Fingerprint::TAGS_MAX`] already.
     #[must_use]
+    #[inline]
     pub const fn tag(mut self, tag: u8) -> Self {
+        self.add_tag(tag);
+        self
+    }
+
+    /// The same, in place.
+    pub const fn add_tag(&mut self, tag: u8) {
         if self.count < Fingerprint::TAGS_MAX {
             self.tags[self.count] = tag;
             self.count += 1;
         }
-        self
     }
 
     /// The fingerprint over the parts so far. Tags, where there are any, take the place of the hash's last bytes.
     #[must_use]
-    pub fn finish(self) -> Fingerprint {
+    pub fn finish(mut self) -> Fingerprint {
+        self.hash.update(&self.gathered);
         let mut hash: [u8; 32] = self.hash.finalize().into();
         if self.count > 0 {
             hash[32 - Fingerprint::TAGS_MAX..].copy_from_slice(&self.tags);
@@ -168,6 +198,28 @@ mod tests {
         let one = Fingerprint::builder_of(9).part(b"a").tag(7).finish();
         assert_eq!(one.tags(), [7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(Fingerprint::from_bytes(&[1; 34]), None);
+    }
+
+    #[test]
+    fn parts_of_any_size_are_hashed_one_after_the_other() {
+        for sizes in [
+            &[0, 1][..],
+            &[GATHERED_MAX - 8, 1],
+            &[GATHERED_MAX - 7, 1],
+            &[200, 200, 200],
+            &[5_000, 3, 5_000],
+        ] {
+            let parts: Vec<Vec<u8>> = sizes.iter().map(|size| vec![7; *size]).collect();
+            let built = parts
+                .iter()
+                .fold(Fingerprint::builder(), |all, part| all.part(part));
+            let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+            assert_eq!(
+                built.finish().to_bytes()[1..],
+                crate::key::derive(&parts),
+                "{sizes:?}"
+            );
+        }
     }
 
     /// Stored tags must be met again by later builds: these are the contract.

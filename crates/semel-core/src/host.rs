@@ -38,22 +38,23 @@ impl Timestamp {
         let month = if mp < 10 { mp + 3 } else { mp - 9 };
         let year = yoe + era * 400 + i64::from(month <= 2);
         // By hand: it stands in a header of every keyed answer, and `format!` takes several times as long.
-        let mut text = String::with_capacity(27);
-        let mut put = |number: i64, digits: u32, end: char| {
-            for place in (0..digits).rev() {
-                let digit = number / 10_i64.pow(place) % 10;
-                text.push(char::from(b'0' + u8::try_from(digit).unwrap_or(0)));
+        let mut text = *b"000000-00-00T00:00:00.000000Z";
+        let mut put = |place: std::ops::Range<usize>, number: i64| {
+            let mut left = u32::try_from(number).unwrap_or(0);
+            for byte in text[place].iter_mut().rev() {
+                *byte = b'0' + (left % 10) as u8;
+                left /= 10;
             }
-            text.push(end);
         };
-        put(year, if year > 9_999 { 6 } else { 4 }, '-');
-        put(month, 2, '-');
-        put(day, 2, 'T');
-        put(secs_of_day / 3_600, 2, ':');
-        put(secs_of_day / 60 % 60, 2, ':');
-        put(secs_of_day % 60, 2, '.');
-        put(micros, 6, 'Z');
-        text
+        put(0..6, year);
+        put(7..9, month);
+        put(10..12, day);
+        put(13..15, secs_of_day / 3_600);
+        put(16..18, secs_of_day / 60 % 60);
+        put(19..21, secs_of_day % 60);
+        put(22..28, micros);
+        let text = if year > 9_999 { &text[..] } else { &text[2..] };
+        std::str::from_utf8(text).unwrap_or_default().to_owned()
     }
 }
 

@@ -11,6 +11,7 @@ use http_body::{Body as HttpBody, Frame};
 use http_body_util::BodyExt;
 
 use crate::body::{Body, BoxError, Gathered};
+use crate::within::within;
 
 /// How far reading came.
 pub(crate) enum Collected {
@@ -37,7 +38,7 @@ where
     let mut bytes = Gathered::default();
     let mut trailers: Option<Box<HeaderMap>> = None;
     loop {
-        let Ok(frame) = tokio::time::timeout(idle, body.frame()).await else {
+        let Ok(frame) = within(idle, body.frame()).await else {
             let rest = Rest {
                 read: [Ok(Frame::data(bytes.whole()))].into(),
                 body,

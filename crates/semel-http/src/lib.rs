@@ -96,6 +96,7 @@ mod scope;
 mod service;
 mod shared;
 mod wait;
+mod within;
 
 pub use body::{Body, BoxError};
 pub use builder::{Builder, NoScope, Scoped};

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use http_body::Body as HttpBody;
-use semel_core::{Clock, Fingerprint, Key, SystemClock};
+use semel_core::{Clock, Key, SystemClock};
 use tower_service::Service;
 use tracing::Instrument as _;
 
@@ -168,11 +168,20 @@ fn scoped(shared: &Shared, parts: &Parts, id: &[u8]) -> Result<Key, Refusal> {
 
 /// What becomes of a request on its way to the claim.
 enum Way<S> {
-    /// It has a key.
-    Run(Job<S>),
+    /// It has a key. What it asked is still to be said.
+    Run(Unasked<S>),
     /// It has none and needs none, or is to pass whatever it is.
     Pass(S, Box<Request<Body>>),
     Refused(Refusal),
+}
+
+/// A [`Job`] before its fingerprint is made.
+struct Unasked<S> {
+    parts: Box<Parts>,
+    body: Bytes,
+    trailers: Option<Box<HeaderMap>>,
+    key: Key,
+    inner: S,
 }
 
 /// Scope, key and whole body. Still nothing touches the store.
@@ -202,14 +211,11 @@ where
             };
             match key {
                 Ok(Some(key)) => {
-                    // Set by the caller, who may wait for it.
-                    let fingerprint = Fingerprint::of(b"");
-                    return Way::Run(Job {
+                    return Way::Run(Unasked {
                         parts,
                         body,
                         trailers,
                         key,
-                        fingerprint,
                         inner,
                     });
                 }
@@ -272,14 +278,29 @@ where
     ResBody: HttpBody<Data = Bytes> + Send + 'static,
     ResBody::Error: Into<BoxError>,
 {
-    let mut job = match prepare(&shared, inner, parts, body, found).await {
-        Way::Run(job) => job,
+    let unasked = match prepare(&shared, inner, parts, body, found).await {
+        Way::Run(unasked) => unasked,
         Way::Pass(mut inner, request) => return pass(inner.call(*request)).await,
         Way::Refused(Refusal(kind, detail)) => return Ok(shared.refused(kind, detail)),
     };
-    let target = shared.target.as_ref().map(|target| target(&job.parts));
-    let asked = run::asked(&shared, &job.parts, &job.body, target.as_deref());
-    job.fingerprint = fingerprint::of(asked, &shared.config.profile).await;
+    let Unasked {
+        parts,
+        body,
+        trailers,
+        key,
+        inner,
+    } = unasked;
+    let target = shared.target.as_ref().map(|target| target(&parts));
+    let asked = run::asked(&shared, &parts, &body, target.as_deref());
+    let fingerprint = fingerprint::of(asked, &shared.config.profile).await;
+    let mut job = Job {
+        parts,
+        body,
+        trailers,
+        key,
+        fingerprint,
+        inner,
+    };
     if shared.config.mode == Mode::Shadow {
         return Box::pin(run::shadow(&shared, job)).await;
     }

@@ -138,8 +138,11 @@ async fn writing(options: SqliteConnectOptions) -> Result<SqlitePool, sqlx::Erro
         // every later BEGIN on that connection: it is replaced. (Test: a_transaction_that_sqlite_rolled_back_…)
         .after_release(|connection, _| {
             Box::pin(async move {
-                // Answered after a pending rollback has been carried out.
-                connection.ping().await?;
+                // After a commit there is nothing to wait for: that is known before it is answered.
+                if connection.is_in_transaction() {
+                    // Answered after a pending rollback has been carried out.
+                    connection.ping().await?;
+                }
                 Ok(!connection.is_in_transaction())
             })
         })

@@ -56,8 +56,8 @@ enum State {
     Idle,
     /// Something waits since that moment, and it may go.
     Gathering(Duration),
-    /// A batch is on its way; whatever comes waits for it.
-    Sent,
+    /// A batch is on its way since that moment; whatever comes waits for it.
+    Sent(Duration),
 }
 
 /// A queue of items; see the [module](super).
@@ -159,7 +159,7 @@ impl<T> Lane<T> {
             }
         }
         self.bytes = self.bytes.saturating_sub(bytes);
-        self.state = State::Sent;
+        self.state = State::Sent(now);
         Next::Send(batch)
     }
 
@@ -178,6 +178,15 @@ impl<T> Lane<T> {
         self.state = State::Idle;
         self.bytes = 0;
         self.waiting.drain(..).map(|(item, _)| item).collect()
+    }
+
+    /// For how long the batch that is on its way has been; `None` where there is none.
+    #[must_use]
+    pub const fn on_its_way(&self, now: Duration) -> Option<Duration> {
+        match self.state {
+            State::Sent(since) => Some(now.saturating_sub(since)),
+            State::Idle | State::Gathering(_) => None,
+        }
     }
 
     /// Items that wait.

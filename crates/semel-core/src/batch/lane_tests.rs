@@ -172,3 +172,14 @@ fn a_lane_whose_driver_is_gone_begins_anew() {
     assert_eq!(lane.offer("c", SMALL, Duration::ZERO), Ok(true));
     assert_eq!(lane.next(Duration::ZERO), Next::Send(vec!["c"]));
 }
+
+#[test]
+fn a_lane_knows_for_how_long_its_batch_has_been_on_its_way() {
+    let mut lane = lane(Duration::ZERO);
+    lane.offer("a", SMALL, MS).unwrap();
+    assert_eq!(lane.on_its_way(MS), None);
+    lane.next(MS);
+    assert_eq!(lane.on_its_way(3 * MS), Some(2 * MS));
+    lane.answered(3 * MS);
+    assert_eq!(lane.on_its_way(4 * MS), None);
+}

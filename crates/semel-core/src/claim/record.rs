@@ -236,6 +236,27 @@ impl Record {
         })
     }
 
+    /// Whether it reads at `now` just as it is stored ([`Record::at`] changes nothing).
+    #[must_use]
+    pub fn is_current(&self, now: Timestamp) -> bool {
+        let state = match &self.state {
+            State::Absent => !self.withdrawn.nonces.is_empty(),
+            State::Claimed {
+                owner_lost: OwnerLost::Hold,
+                until,
+                ..
+            } => now < *until,
+            State::Claimed { .. } | State::Unknown { .. } => true,
+            State::Done {
+                retain_until,
+                tombstone_until,
+                ..
+            } => now < *retain_until && now < *tombstone_until,
+            State::Tombstone { until, .. } => now < *until,
+        };
+        state && (now < self.withdrawn.until || self.withdrawn == Withdrawn::default())
+    }
+
     /// The right under which it is run or was done.
     #[must_use]
     pub const fn lease(&self) -> Option<Lease> {
@@ -361,6 +382,61 @@ impl SweepReport {
             Swept::Unknown => self.unknown += 1,
             Swept::Tombstoned => self.tombstoned += 1,
             Swept::Removed => self.removed += 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both sides of every moment at which a record begins to read differently.
+    #[test]
+    fn a_record_is_current_exactly_as_long_as_it_reads_as_it_is_stored() {
+        let lease = Lease {
+            token: Token(7),
+            nonce: Nonce::random(),
+        };
+        let claimed = |owner_lost| State::Claimed {
+            lease,
+            owner_lost,
+            until: Timestamp(100_000_000),
+            extended: false,
+            attempt: 1,
+        };
+        let done = |retain_until, tombstone_until| State::Done {
+            lease,
+            outcome: StoredOutcome::Forgotten,
+            retain_until: Timestamp(retain_until),
+            tombstone_until: Timestamp(tombstone_until),
+        };
+        let states = [
+            State::Absent,
+            claimed(OwnerLost::Hold),
+            claimed(OwnerLost::Rerun),
+            State::Unknown { lease, attempt: 1 },
+            done(100_000_000, 200_000_000),
+            done(200_000_000, 100_000_000),
+            State::Tombstone {
+                lease,
+                digest: [0; 32],
+                until: Timestamp(100_000_000),
+            },
+        ];
+        let withdrawn = Withdrawn::default().with(Nonce::random(), Timestamp(50_000_000));
+        let moments = [100_000_000, 200_000_000, withdrawn.until.0];
+        for state in states {
+            for withdrawn in [Withdrawn::default(), withdrawn.clone()] {
+                let record = Record {
+                    fingerprint: (state != State::Absent).then(|| Fingerprint::of(b"asked")),
+                    state: state.clone(),
+                    withdrawn,
+                };
+                for now in moments.iter().flat_map(|at| [at - 1, *at, at + 1]).map(Timestamp) {
+                    let same = record.clone().at(now).as_ref() == Some(&record);
+                    assert_eq!(record.is_current(now), same, "{record:?} at {now:?}");
+                }
+            }
         }
     }
 }

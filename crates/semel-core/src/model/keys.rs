@@ -1,10 +1,12 @@
 //! Keys in memory.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 
 use crate::claim::{
     Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement,
@@ -16,17 +18,22 @@ use crate::key::{Key, Scope};
 use crate::limits::{self, LimitExceeded};
 use crate::store::{Capabilities, KeyPage, KeyQuery, KeyStore, Replies, Usage};
 
+/// Parts of the store, each with a lock of its own: callers of different keys seldom meet, and a part that grows holds up
+/// few of them.
+const SHARDS: usize = 64;
+
 /// A key store in this process's memory. Gone with the process; for tests and as the specification.
 pub struct MemoryKeys {
     clock: Arc<dyn Clock>,
-    state: Mutex<Inner>,
+    hasher: RandomState,
+    shards: Box<[Mutex<Shard>]>,
+    /// The token drawn last. Drawn under the lock of the key's part, so that per key it only grows.
+    token: AtomicI64,
 }
 
+/// Records by the hash of their key. The hash stands beside them: a table that grows need not look at each key again.
 #[derive(Default)]
-struct Inner {
-    records: HashMap<Key, Record>,
-    token: i64,
-}
+struct Shard(HashTable<(u64, Box<(Key, Record)>)>);
 
 impl Default for MemoryKeys {
     fn default() -> Self {
@@ -40,15 +47,18 @@ impl MemoryKeys {
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         Self {
             clock,
-            state: Mutex::default(),
+            hasher: RandomState::new(),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            token: AtomicI64::new(0),
         }
     }
 
-    fn lock(&self) -> (MutexGuard<'_, Inner>, Timestamp) {
-        (
-            self.state.lock().unwrap_or_else(PoisonError::into_inner),
-            self.clock.now(),
-        )
+    /// The part that holds the key, locked, and the key's hash.
+    fn shard_of(&self, key: &Key) -> (MutexGuard<'_, Shard>, u64) {
+        let hash = self.hasher.hash_one(key);
+        // The table itself goes by the other bits.
+        let shard = usize::try_from(hash >> 48).unwrap_or(0) % SHARDS;
+        (lock(&self.shards[shard]), hash)
     }
 
     /// Applies one transition per item, in order; an item outside its limits is answered with that.
@@ -56,32 +66,43 @@ impl MemoryKeys {
         &self,
         items: &[T],
         check: impl Fn(&T) -> Result<(), LimitExceeded>,
-        mut decide: impl FnMut(&mut Inner, &T, Timestamp) -> R,
+        key: impl Fn(&T) -> &Key,
+        decide: impl Fn(Option<Record>, &T, Timestamp) -> (Option<Record>, R),
     ) -> Replies<R> {
-        let (mut inner, now) = self.lock();
-        let batch = limits::check_batch(items.len());
+        if let Err(limit) = limits::check_batch(items.len()) {
+            return items.iter().map(|_| Err(limit.clone().into())).collect();
+        }
         let one = |item| {
-            batch.clone()?;
             check(item)?;
-            Ok(decide(&mut inner, item, now))
+            let key = key(item);
+            let (mut shard, hash) = self.shard_of(key);
+            // Under the lock: what was decided later was decided at a later time.
+            let now = self.clock.now();
+            Ok(shard.apply(key, hash, now, |record| decide(record, item, now)))
         };
         items.iter().map(one).collect()
     }
 }
 
-impl Inner {
+fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shard {
     fn apply<R>(
         &mut self,
         key: &Key,
+        hash: u64,
         now: Timestamp,
         decide: impl FnOnce(Option<Record>) -> (Option<Record>, R),
     ) -> R {
-        match self.records.entry(key.clone()) {
+        match self.0.entry(hash, |it| it.0 == hash && it.1.0 == *key, |it| it.0) {
             Entry::Occupied(mut slot) => {
-                let (after, reply) = decide(Some(slot.get().clone()));
-                if step::changes(Some(slot.get()), after.as_ref(), now) {
+                let stored = &mut slot.get_mut().1.1;
+                let (after, reply) = decide(Some(stored.clone()));
+                if step::changes(Some(stored), after.as_ref(), now) {
                     match after {
-                        Some(record) => *slot.get_mut() = record,
+                        Some(record) => *stored = record,
                         None => drop(slot.remove()),
                     }
                 }
@@ -90,11 +111,15 @@ impl Inner {
             Entry::Vacant(slot) => {
                 let (after, reply) = decide(None);
                 if let Some(record) = after {
-                    slot.insert(record);
+                    slot.insert((hash, Box::new((key.clone(), record))));
                 }
                 reply
             }
         }
+    }
+
+    fn records(&self) -> impl Iterator<Item = (&Key, &Record)> {
+        self.0.iter().map(|(_, entry)| (&entry.0, &entry.1))
     }
 }
 
@@ -113,103 +138,80 @@ impl KeyStore for MemoryKeys {
     }
 
     async fn claim_many(&self, claims: &[Claim]) -> Replies<ClaimReply> {
-        self.each(claims, Claim::check, |inner, claim, now| {
-            inner.token += 1;
-            let token = Token(inner.token);
-            inner.apply(&claim.key, now, |record| step::claim(record, claim, now, token))
-        })
+        let decide = |record: Option<Record>, claim: &Claim, now| {
+            let token = Token(self.token.fetch_add(1, Ordering::Relaxed) + 1);
+            step::claim(record, claim, now, token)
+        };
+        self.each(claims, Claim::check, |it| &it.key, decide)
     }
 
     async fn complete_many(&self, completions: &[Completion]) -> Replies<LeaseReply> {
-        self.each(completions, Completion::check, |inner, done, now| {
-            inner.apply(&done.key, now, |record| step::complete(record, done, now))
-        })
+        self.each(completions, Completion::check, |it| &it.key, step::complete)
     }
 
     async fn extend_many(&self, extensions: &[Extension]) -> Replies<LeaseReply> {
-        self.each(extensions, Extension::check, |inner, wish, now| {
-            inner.apply(&wish.key, now, |record| step::extend(record, wish, now))
-        })
+        self.each(extensions, Extension::check, |it| &it.key, step::extend)
     }
 
     async fn release_many(&self, releases: &[Release]) -> Replies<LeaseReply> {
-        self.each(
-            releases,
-            |_| Ok(()),
-            |inner, release, now| {
-                inner.apply(&release.key, now, |record| step::release(record, release, now))
-            },
-        )
+        self.each(releases, |_| Ok(()), |it| &it.key, step::release)
     }
 
     async fn abandon_many(&self, abandonments: &[Abandonment]) -> Replies<LeaseReply> {
-        self.each(
-            abandonments,
-            |_| Ok(()),
-            |inner, given_up, now| {
-                inner.apply(&given_up.key, now, |record| step::abandon(record, given_up, now))
-            },
-        )
+        self.each(abandonments, |_| Ok(()), |it| &it.key, step::abandon)
     }
 
     async fn settle_many(&self, settlements: &[Settlement]) -> Replies<LeaseReply> {
-        self.each(settlements, Settlement::check, |inner, settlement, now| {
-            inner.apply(&settlement.key, now, |record| {
-                step::settle(record, settlement, now)
-            })
-        })
+        self.each(settlements, Settlement::check, |it| &it.key, step::settle)
     }
 
     async fn read_many(&self, keys: &[Key]) -> Replies<Option<Record>> {
-        self.each(
-            keys,
-            |_| Ok(()),
-            |inner, key, now| {
-                inner
-                    .records
-                    .get(key)
-                    .cloned()
-                    .and_then(|record| record.visible_at(now))
-            },
-        )
+        let read = |record: Option<Record>, _: &Key, now| {
+            let seen = record.clone().and_then(|record| record.visible_at(now));
+            (record, seen)
+        };
+        self.each(keys, |_| Ok(()), |key| key, read)
     }
 
     async fn sweep(&self, limit: u32) -> Result<SweepReport, StoreError> {
-        let (mut inner, now) = self.lock();
-        let due = |record: &Record| record.due().is_some_and(|due| due <= now);
-        let keys: Vec<Key> = inner
-            .records
-            .iter()
-            .filter(|(_, record)| due(record))
-            .map(|(key, _)| key.clone())
-            .take(limit as usize)
-            .collect();
+        let mut left = limit as usize;
         let mut report = SweepReport::default();
-        for key in keys {
-            let Some(record) = inner.records.remove(&key) else {
-                continue;
-            };
-            let (record, swept) = record.swept(now);
-            if let Some(record) = record {
-                inner.records.insert(key, record);
-            }
-            if let Some(swept) = swept {
-                report.count(swept);
-            }
+        for shard in &self.shards {
+            let mut shard = lock(shard);
+            let now = self.clock.now();
+            shard.0.retain(|(_, entry)| {
+                let record = &mut entry.1;
+                if left == 0 || record.due().is_none_or(|due| due > now) {
+                    return true;
+                }
+                left -= 1;
+                let (after, swept) = record.clone().swept(now);
+                if let Some(swept) = swept {
+                    report.count(swept);
+                }
+                let stays = after.is_some();
+                if let Some(after) = after {
+                    *record = after;
+                }
+                stays
+            });
         }
         Ok(report)
     }
 
     async fn list(&self, query: &KeyQuery) -> Result<KeyPage, StoreError> {
         let from = query.from_key()?;
-        let (inner, now) = self.lock();
-        let mut records: Vec<(Key, Record)> = inner
-            .records
-            .iter()
-            .filter(|(key, _)| query.scope.as_ref().is_none_or(|scope| key.scope() == scope))
-            .filter(|(key, _)| from.as_ref().is_none_or(|from| *key > from))
-            .filter_map(|(key, record)| query.shows(key, record, now))
-            .collect();
+        let mut records: Vec<(Key, Record)> = Vec::new();
+        for shard in &self.shards {
+            let shard = lock(shard);
+            let now = self.clock.now();
+            let shown = shard
+                .records()
+                .filter(|(key, _)| query.scope.as_ref().is_none_or(|scope| key.scope() == scope))
+                .filter(|(key, _)| from.as_ref().is_none_or(|from| *key > from))
+                .filter_map(|(key, record)| query.shows(key, record, now));
+            records.extend(shown);
+        }
         records.sort_by(|a, b| a.0.cmp(&b.0));
         let more = records.len() > query.limit as usize;
         records.truncate(query.limit as usize);
@@ -217,12 +219,17 @@ impl KeyStore for MemoryKeys {
     }
 
     async fn usage(&self, scope: &Scope, records_max: u64) -> Result<Usage, StoreError> {
-        let (inner, _) = self.lock();
-        let max = usize::try_from(records_max).unwrap_or(usize::MAX);
-        let held = inner.records.iter().filter(|(key, _)| key.scope() == scope);
-        Ok(held.take(max).fold(Usage::default(), |usage, (_, record)| Usage {
-            records: usage.records + 1,
-            bytes: usage.bytes + record.outcome_bytes(),
-        }))
+        let mut usage = Usage::default();
+        for shard in &self.shards {
+            let shard = lock(shard);
+            for (_, record) in shard.records().filter(|(key, _)| key.scope() == scope) {
+                if usage.records >= records_max {
+                    return Ok(usage);
+                }
+                usage.records += 1;
+                usage.bytes += record.outcome_bytes();
+            }
+        }
+        Ok(usage)
     }
 }

@@ -75,7 +75,8 @@ async fn read(asked: Asked<'_>, profile: &Profile) -> Option<Read> {
         Profile::JsonOnly(pointers) => json::only(asked, pointers),
         Profile::JsonExcept(pointers) => json::except(asked, pointers),
         Profile::Form => form::read(asked),
-        Profile::Multipart => multipart::read(asked).await,
+        // Boxed: it is large, and the room for it would be taken for each request.
+        Profile::Multipart => Box::pin(multipart::read(asked)).await,
     }
 }
 
@@ -101,47 +102,43 @@ fn whole(asked: Asked<'_>, number: u8, kind: Option<&str>, body: &[u8]) -> Finge
     let method = asked.head.method.as_str().as_bytes();
     // A hash of its own, for its tag; the body is read once.
     let digest = derive(&[body]);
-    let mut parts = Fingerprint::builder_of(number)
-        .part(b"http")
-        .part(method)
-        .part(asked.target)
-        .part(&digest);
+    let mut parts = Fingerprint::builder_of(number);
+    for part in [&b"http"[..], method, asked.target, &digest[..]] {
+        parts.add(part);
+    }
     let mut content = 0;
     match kind {
         Some(kind) => {
-            parts = parts.part(kind.as_bytes());
+            parts.add(kind.as_bytes());
             content ^= tag(&[kind.as_bytes()]);
         }
-        None => parts = header(parts, headers, &CONTENT_TYPE, &mut content),
+        None => content ^= header(&mut parts, headers, &CONTENT_TYPE),
     }
-    parts = header(parts, headers, &CONTENT_ENCODING, &mut content);
-    parts = parts
-        .tag(tag(&[method]))
-        .tag(tag(&[asked.target]))
-        .tag(content)
-        .tag(digest[0]);
+    content ^= header(&mut parts, headers, &CONTENT_ENCODING);
+    for tag in [tag(&[method]), tag(&[asked.target]), content, digest[0]] {
+        parts.add_tag(tag);
+    }
     for name in asked.headers {
-        let mut own = 0;
-        parts = header(parts, headers, name, &mut own).tag(own);
+        let own = header(&mut parts, headers, name);
+        parts.add_tag(own);
     }
     parts
 }
 
-/// Name, number of values, values: an absent header differs from an empty one, `a, b` from `a` and `b`. The tag is mixed
-/// into `mixed`.
-fn header(
-    parts: FingerprintBuilder,
-    headers: &HeaderMap,
-    name: &HeaderName,
-    mixed: &mut u8,
-) -> FingerprintBuilder {
+/// Name, number of values, values: an absent header differs from an empty one, `a, b` from `a` and `b`. The tag; 0 where
+/// there is none.
+fn header(parts: &mut FingerprintBuilder, headers: &HeaderMap, name: &HeaderName) -> u8 {
     let mut values = headers.get_all(name).iter();
-    let parts = parts.part(name.as_str().as_bytes());
+    parts.add(name.as_str().as_bytes());
     match (values.next(), values.next()) {
-        (None, _) => parts.part(&0_u64.to_be_bytes()),
+        (None, _) => {
+            parts.add(&0_u64.to_be_bytes());
+            0
+        }
         (Some(only), None) => {
-            *mixed ^= tag(&[name.as_str().as_bytes(), only.as_bytes()]);
-            parts.part(&1_u64.to_be_bytes()).part(only.as_bytes())
+            parts.add(&1_u64.to_be_bytes());
+            parts.add(only.as_bytes());
+            tag(&[name.as_str().as_bytes(), only.as_bytes()])
         }
         (Some(_), Some(_)) => {
             let values: Vec<&[u8]> = headers
@@ -149,9 +146,11 @@ fn header(
                 .iter()
                 .map(|value| value.as_bytes())
                 .collect();
-            *mixed ^= tag(&values);
-            let parts = parts.part(&(values.len() as u64).to_be_bytes());
-            values.iter().fold(parts, |parts, value| parts.part(value))
+            parts.add(&(values.len() as u64).to_be_bytes());
+            for value in &values {
+                parts.add(value);
+            }
+            tag(&values)
         }
     }
 }

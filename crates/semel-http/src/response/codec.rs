@@ -86,8 +86,8 @@ impl StoredResponse {
     /// # Errors
     /// [`CodecError`]. Never panics, whatever the bytes.
     pub fn decode(stored: &Bytes) -> Result<Self, CodecError> {
-        let mut rest = Cursor(stored.clone());
-        let version = rest.take(1)?[0];
+        let mut rest = Cursor { stored, at: 0 };
+        let version = rest.number(1)? as u8;
         if !(1..=CODEC_VERSION).contains(&version) {
             return Err(CodecError::Version(version));
         }
@@ -98,7 +98,7 @@ impl StoredResponse {
             status,
             headers,
             trailers,
-            body: rest.0,
+            body: stored.slice(rest.at..),
         })
     }
 }
@@ -129,15 +129,19 @@ fn put_fields<'a>(out: &mut BytesMut, fields: impl Iterator<Item = (&'a HeaderNa
     out[place..place + 4].copy_from_slice(&count.to_be_bytes());
 }
 
-/// What is left to read.
-struct Cursor(Bytes);
+/// What is left to read. Numbers and names are looked at where they stand; only what is kept shares the bytes.
+struct Cursor<'a> {
+    stored: &'a Bytes,
+    at: usize,
+}
 
-impl Cursor {
-    fn take(&mut self, bytes: usize) -> Result<Bytes, CodecError> {
-        if self.0.len() < bytes {
-            return Err(CodecError::Damaged);
-        }
-        Ok(self.0.split_to(bytes))
+impl Cursor<'_> {
+    fn take(&mut self, bytes: usize) -> Result<std::ops::Range<usize>, CodecError> {
+        let end = self.at.checked_add(bytes).filter(|end| *end <= self.stored.len());
+        let end = end.ok_or(CodecError::Damaged)?;
+        let taken = self.at..end;
+        self.at = end;
+        Ok(taken)
     }
 
     fn fields(&mut self) -> Result<Vec<(HeaderName, HeaderValue)>, CodecError> {
@@ -145,9 +149,12 @@ impl Cursor {
         let mut fields = Vec::new();
         for _ in 0..count {
             let name = self.number(2)?;
-            let name = HeaderName::from_bytes(&self.take(name)?).map_err(|_| CodecError::Damaged)?;
+            let name = self.take(name)?;
+            let name = HeaderName::from_bytes(&self.stored[name]).map_err(|_| CodecError::Damaged)?;
             let value = self.number(4)?;
-            let value = HeaderValue::from_maybe_shared(self.take(value)?).map_err(|_| CodecError::Damaged)?;
+            let value = self.take(value)?;
+            let value =
+                HeaderValue::from_maybe_shared(self.stored.slice(value)).map_err(|_| CodecError::Damaged)?;
             fields.push((name, value));
         }
         Ok(fields)
@@ -155,8 +162,8 @@ impl Cursor {
 
     /// A big endian number of at most four bytes.
     fn number(&mut self, bytes: usize) -> Result<usize, CodecError> {
-        Ok(self
-            .take(bytes)?
+        let digits = self.take(bytes)?;
+        Ok(self.stored[digits]
             .iter()
             .fold(0, |number, byte| number << 8 | usize::from(*byte)))
     }

@@ -9,6 +9,7 @@ use semel_core::{Claim, ClaimReply, ErrorKind, Release, Retry, StoreError};
 
 use super::release;
 use crate::shared::Shared;
+use crate::within::within;
 
 /// Times that a claim is sent at most.
 const CLAIMS_MAX: u32 = 3;
@@ -31,7 +32,7 @@ pub(super) enum NoReply {
 pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Result<ClaimReply, NoReply> {
     let mut may_have_arrived = false;
     let mut why = NoReply::Away;
-    let asked = tokio::time::timeout(shared.store_timeout(), async {
+    let asked = within(shared.store_timeout(), async {
         for n in 1..=CLAIMS_MAX {
             match one(shared.store.claim_many(std::slice::from_ref(claim)).await) {
                 Ok(reply) => return Some(reply),
@@ -55,7 +56,7 @@ pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Result<ClaimRe
                     }
                 }
             }
-            tokio::time::sleep(CLAIM_PAUSE).await;
+            Box::pin(tokio::time::sleep(CLAIM_PAUSE)).await;
         }
         None
     })

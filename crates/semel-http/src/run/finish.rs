@@ -21,6 +21,7 @@ use crate::observe::Event;
 use crate::policy::{Ending, KeepFor, OutcomeWord};
 use crate::problem::{Problem, ProblemKind};
 use crate::shared::Shared;
+use crate::within::within;
 
 /// What storing an outcome came to.
 enum Stored {
@@ -199,7 +200,7 @@ async fn complete(
 
 /// One call within its time; the error's kind, or `None` when there was no answer at all.
 async fn complete_once(shared: &Shared, done: &Completion) -> Result<LeaseReply, Option<ErrorKind>> {
-    match tokio::time::timeout(shared.store_timeout(), shared.store.complete(done)).await {
+    match within(shared.store_timeout(), shared.store.complete(done)).await {
         Ok(Ok(reply)) => Ok(reply),
         Ok(Err(error)) => {
             tracing::warn!(key = %done.key, error = chain(&error), "cannot store an outcome");

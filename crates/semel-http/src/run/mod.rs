@@ -28,7 +28,7 @@ mod shadow;
 pub(crate) use detach::Detach;
 pub(crate) use shadow::shadow;
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +36,9 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Request, Response};
 use http_body::Body as HttpBody;
-use semel_core::{Claim, ClaimReply, Clock, Fingerprint, Key, Lease, Nonce, SystemClock, crash_point};
+use semel_core::{
+    Claim, ClaimReply, Clock, Fingerprint, Key, Lease, Nonce, OwnerLost, SystemClock, crash_point,
+};
 use tower_service::Service;
 
 use crate::body::{Body, BoxError};
@@ -99,8 +101,8 @@ pub(crate) struct Owned {
     pub(crate) key: Key,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) lease: Lease,
-    /// Moved by each renewal.
-    pub(crate) end: renew::Deadline,
+    /// When a run under `Rerun` must stop. Moved by each renewal.
+    pub(crate) end: Option<renew::Deadline>,
 }
 
 /// Claims the key; runs the job if the claim is granted, and else tells what the record says.
@@ -140,7 +142,9 @@ where
                     key: claim.key,
                     fingerprint: job.fingerprint,
                     lease,
-                    end: renew::Deadline::new(asked_at, shared.config.lease_ms),
+                    // Under `Hold` nobody asks for it.
+                    end: (claim.owner_lost == OwnerLost::Rerun)
+                        .then(|| renew::Deadline::new(asked_at, shared.config.lease_ms)),
                 };
                 return run(shared, owned, attempt, job, place).await;
             }
@@ -209,9 +213,11 @@ where
     let (mut inner, request) = job.request();
     let began = SystemClock.monotonic();
     let produced = {
-        // The call itself is the handler's code, too: it may panic before there is a future.
-        let call = async { inner.call(request).await };
-        renew::renew_while(&shared, &owned, began, produce::produce(&shared, call)).await
+        // The call itself is the handler's code, too: it may panic before there is a future. It is pinned here and handed
+        // on by reference: each function that took it by value would have room for it once more.
+        let call = pin!(async { inner.call(request).await });
+        let work = pin!(produce::produce(&shared, call));
+        renew::renew_while(&shared, &owned, began, work).await
     };
     match produced {
         Ok(produce::Produced::Stream(head)) => {
@@ -219,8 +225,10 @@ where
             let (body, parts, ending) = (head.body, head.parts, head.ending);
             let rest = async move {
                 let mut body = body;
-                let passed = pump.pass_on(&mut body, began, shared.config.run_ms_max);
-                let ended = renew::renew_while(&shared, &owned, began, passed).await;
+                let ended = {
+                    let passed = pin!(pump.pass_on(&mut body, began, shared.config.run_ms_max));
+                    renew::renew_while(&shared, &owned, began, passed).await
+                };
                 ends(&shared, began);
                 finish::stream(&shared, &owned, ended, &pump, (&parts, ending)).await;
                 shared.waiters.wake(&owned.key);

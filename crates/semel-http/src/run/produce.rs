@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -61,7 +62,7 @@ impl fmt::Display for Broken {
 /// read whole; of all others the body is left where it is.
 pub(super) async fn produce<B, E>(
     shared: &Arc<Shared>,
-    call: impl Future<Output = Result<Response<B>, E>>,
+    call: Pin<&mut impl Future<Output = Result<Response<B>, E>>>,
 ) -> Produced<E>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use semel_core::error::chain;
-use semel_core::{Clock, Extension, KeyStoreExt, LeaseReply, OwnerLost, SystemClock};
+use semel_core::{Clock, Extension, KeyStoreExt, LeaseReply, SystemClock};
 
 use super::Owned;
 use crate::shared::Shared;
@@ -24,11 +24,10 @@ pub(super) async fn renew_while<T>(
     shared: &Arc<Shared>,
     owned: &Owned,
     began: Duration,
-    work: impl Future<Output = T>,
+    mut work: Pin<&mut impl Future<Output = T>>,
 ) -> Result<T, Stopped> {
-    let mut work = pin!(work);
     // Most handlers are done at once; then there is nothing to renew. Under `Rerun` the deadline is looked at first.
-    if shared.config.owner_lost == OwnerLost::Hold {
+    if owned.end.is_none() {
         let once = std::future::poll_fn(|cx| std::task::Poll::Ready(work.as_mut().poll(cx)));
         if let std::task::Poll::Ready(done) = once.await {
             return Ok(done);
@@ -44,12 +43,11 @@ async fn renew_slowly<T>(
     began: Duration,
     mut work: Pin<&mut impl Future<Output = T>>,
 ) -> Result<T, Stopped> {
-    let end = &owned.end;
-    let rerun = shared.config.owner_lost == OwnerLost::Rerun;
+    let end = owned.end.as_ref();
     {
         let mut renewal = pin!(renew(shared, owned, began, end));
         let mut guarded = pin!(std::future::poll_fn(|cx| {
-            if rerun && end.passed() {
+            if end.is_some_and(Deadline::passed) {
                 return std::task::Poll::Ready(Err(Stopped));
             }
             work.as_mut().poll(cx).map(Ok)
@@ -59,14 +57,26 @@ async fn renew_slowly<T>(
             done = &mut guarded => return done,
             () = &mut renewal => {}
             // Also while a renewal gets no answer and the work is silent.
-            () = end.sleep(), if rerun => {}
+            () = stop(end) => {}
         }
     }
-    if rerun { Err(Stopped) } else { Ok(work.await) }
+    if end.is_some() {
+        Err(Stopped)
+    } else {
+        Ok(work.await)
+    }
+}
+
+/// Ends at the deadline, where there is one.
+async fn stop(end: Option<&Deadline>) {
+    match end {
+        Some(end) => end.sleep().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Renews until it cannot or may not any more.
-async fn renew(shared: &Shared, owned: &Owned, began: Duration, end: &Deadline) {
+async fn renew(shared: &Shared, owned: &Owned, began: Duration, end: Option<&Deadline>) {
     let third = Duration::from_millis(u64::try_from(shared.config.lease_ms / 3).unwrap_or(1).max(1));
     let run_max = Duration::from_millis(shared.config.run_ms_max);
     let extension = Extension {
@@ -85,7 +95,9 @@ async fn renew(shared: &Shared, owned: &Owned, began: Duration, end: &Deadline) 
         let asked_at = SystemClock.monotonic();
         match tokio::time::timeout(shared.store_timeout(), shared.store.extend(&extension)).await {
             Ok(Ok(LeaseReply::Ok(_))) => {
-                end.move_to(asked_at, shared.config.lease_ms);
+                if let Some(end) = end {
+                    end.move_to(asked_at, shared.config.lease_ms);
+                }
                 pause = third;
                 continue;
             }

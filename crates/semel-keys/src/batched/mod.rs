@@ -6,11 +6,11 @@ mod ticket;
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use semel_core::batch::{Full, Lane, Weight};
+use semel_core::batch::{Full, Lane, Replays, Weight};
 use semel_core::claim::{
     Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement,
     SweepReport,
@@ -85,6 +85,8 @@ struct Shared<S: KeyStore> {
     store: S,
     mixes: bool,
     looks_first: bool,
+    /// [`Replays::share`] of the latest claims.
+    replays: AtomicU32,
     lanes: Box<[Mutex<Lane<Ticket>>]>,
     looks: Box<[Mutex<Lane<Look>>]>,
     tasks: TaskTracker,
@@ -116,6 +118,7 @@ impl<S: KeyStore> Batched<S> {
         Self(Arc::new(Shared {
             mixes: wish.mixes,
             looks_first: wish.looks_first,
+            replays: AtomicU32::new(Replays::default().share()),
             lanes: (0..lanes).map(|_| Mutex::new(Lane::new(limits))).collect(),
             looks: (0..lanes).map(|_| Mutex::new(Lane::new(limits))).collect(),
             tasks: TaskTracker::new(),
@@ -155,6 +158,26 @@ impl<S: KeyStore> Shared<S> {
             Some(runtime) => drop(self.tasks.spawn_on(task, runtime)),
             None => drop(self.tasks.spawn(task)),
         }
+    }
+
+    /// Whether these claims are looked up before they are written.
+    fn look_first(&self, claims: &[Claim]) -> bool {
+        let replays = Replays::of(self.replays.load(Ordering::Relaxed));
+        if replays.look_first(None) {
+            return true;
+        }
+        let on_its_way = claims.first().and_then(|claim| {
+            let lane = &self.lanes[lane_of(&claim.key, self.lanes.len())];
+            lock(lane).on_its_way(SystemClock.monotonic())
+        });
+        replays.look_first(on_its_way)
+    }
+
+    /// Of two that learn at once one may be forgotten: it is an estimate.
+    fn learn(&self, reply: &ClaimReply) {
+        let replay = !matches!(reply, ClaimReply::Granted { .. });
+        let replays = Replays::of(self.replays.load(Ordering::Relaxed)).and(replay);
+        self.replays.store(replays.share(), Ordering::Relaxed);
     }
 
     /// Lets a transition in; its driver is started where there is none.
@@ -268,24 +291,8 @@ impl<S: KeyStore> Batched<S> {
         replies
     }
 
-    async fn write(&self, claims: &[Claim]) -> Replies<ClaimReply> {
-        self.each(claims, "claim", Ticket::Claim).await
-    }
-}
-
-#[async_trait]
-impl<S: KeyStore> KeyStore for Batched<S> {
-    fn capabilities(&self) -> Capabilities {
-        self.0.store.capabilities()
-    }
-
-    async fn claim_many(&self, claims: &[Claim]) -> Replies<ClaimReply> {
-        if let Err(limit) = limits::check_batch(claims.len()) {
-            return claims.iter().map(|_| Err(limit.clone().into())).collect();
-        }
-        if !self.0.looks_first {
-            return self.write(claims).await;
-        }
+    /// Claims that are answered by what stands there already need not wait for the writer.
+    async fn look_then_write(&self, claims: &[Claim]) -> Replies<ClaimReply> {
         let mut replies = self.look(claims).await;
         // Items of one key are decided in order: behind one that has to be written, none counts as looked at.
         if claims.len() > 1 {
@@ -310,6 +317,35 @@ impl<S: KeyStore> KeyStore for Batched<S> {
             .into_iter()
             .map(|reply| reply.unwrap_or_else(missing))
             .collect()
+    }
+
+    async fn write(&self, claims: &[Claim]) -> Replies<ClaimReply> {
+        self.each(claims, "claim", Ticket::Claim).await
+    }
+}
+
+#[async_trait]
+impl<S: KeyStore> KeyStore for Batched<S> {
+    fn capabilities(&self) -> Capabilities {
+        self.0.store.capabilities()
+    }
+
+    async fn claim_many(&self, claims: &[Claim]) -> Replies<ClaimReply> {
+        if let Err(limit) = limits::check_batch(claims.len()) {
+            return claims.iter().map(|_| Err(limit.clone().into())).collect();
+        }
+        if !self.0.looks_first {
+            return self.write(claims).await;
+        }
+        let replies = if self.0.look_first(claims) {
+            self.look_then_write(claims).await
+        } else {
+            self.write(claims).await
+        };
+        for reply in replies.iter().flatten() {
+            self.0.learn(reply);
+        }
+        replies
     }
 
     async fn complete_many(&self, completions: &[Completion]) -> Replies<LeaseReply> {

@@ -21,6 +21,10 @@ const LOAD: &str =
 FROM json_each(?1) AS j
 CROSS JOIN semel_key AS k ON k.scope = unhex(j.value ->> 0) AND k.id = unhex(j.value ->> 1)";
 
+const DRAW: &str = "UPDATE semel_token SET token = token + ?2 WHERE one = 1 RETURNING token";
+
+static LOAD_AND_DRAW: LazyLock<String> = LazyLock::new(|| format!("{DRAW};\n{LOAD}"));
+
 const SAVE_INTO: &str =
     "INSERT INTO semel_key (scope, id, state, fingerprint, token, nonce, hold, extended, attempt,
   until, outcome_code, outcome, digest, tombstone_until, withdrawn, withdrawn_until, due_at)
@@ -33,16 +37,25 @@ ON CONFLICT (scope, id) DO UPDATE SET state = excluded.state, fingerprint = excl
   outcome = excluded.outcome, digest = excluded.digest, tombstone_until = excluded.tombstone_until,
   withdrawn = excluded.withdrawn, withdrawn_until = excluded.withdrawn_until, due_at = excluded.due_at";
 
-/// Statements that save 1, 2, 4, … records: each call to the driver is a message to its thread and back.
-static SAVE: LazyLock<Vec<String>> = LazyLock::new(|| {
-    let statement = |power: u32| {
-        let rows = vec![SAVE_ROW; 1 << power].join(", ");
-        format!("{SAVE_INTO}{rows}{SAVE_OVER}")
+/// Statements that save so many records: each call to the driver is a message to its thread and back. 256 records of 17
+/// columns are far below SQLite's 32 766 variables.
+static SAVE: LazyLock<Vec<(usize, String)>> = LazyLock::new(|| {
+    let statement = |count: usize| {
+        let rows = vec![SAVE_ROW; count].join(", ");
+        (count, format!("{SAVE_INTO}{rows}{SAVE_OVER}"))
     };
-    (0..=SAVE_POWER_MAX).map(statement).collect()
+    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256]
+        .map(statement)
+        .into()
 });
-/// 128 records of 17 columns are far below SQLite's 32 766 variables.
-const SAVE_POWER_MAX: u32 = 7;
+
+/// How many records the next statement saves of so many that are left. A statement that is a little too large saves the
+/// last record several times, which does no harm and costs less than another message.
+fn save_next(left: usize) -> Option<(usize, &'static str)> {
+    let fits = |(count, _): &&(usize, String)| *count <= left + left / 8;
+    let (count, statement) = SAVE.iter().rev().find(fits)?;
+    Some((*count, statement.as_str()))
+}
 
 const DUE: &str = "SELECT k.* FROM semel_key AS k WHERE due_at <= ?1 ORDER BY due_at LIMIT ?2";
 
@@ -66,6 +79,40 @@ pub(crate) async fn load(
     operation: &'static str,
     keys: &[&Key],
 ) -> Result<Records, StoreError> {
+    let failed = |error| classify(operation, error);
+    let rows = sqlx::query(LOAD)
+        .bind(as_json(keys))
+        .fetch_all(db)
+        .await
+        .map_err(failed)?;
+    records(operation, keys, &rows)
+}
+
+/// The same, and so many tokens, in one message to the driver's thread: also the last token before them. Inside a writing
+/// transaction nobody else draws one.
+pub(crate) async fn load_and_draw(
+    db: &mut SqliteConnection,
+    operation: &'static str,
+    keys: &[&Key],
+    tokens: usize,
+) -> Result<(Records, Token), StoreError> {
+    let failed = |error| classify(operation, error);
+    let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
+    let rows = sqlx::query(LOAD_AND_DRAW.as_str())
+        .bind(as_json(keys))
+        .bind(tokens)
+        .fetch_all(db)
+        .await
+        .map_err(failed)?;
+    let (token, rows) = rows.split_first().ok_or_else(|| failed(Error::RowNotFound))?;
+    let last: i64 = token.try_get(0).map_err(failed)?;
+    Ok((
+        records(operation, keys, rows)?,
+        Token(last.saturating_sub(tokens)),
+    ))
+}
+
+fn as_json(keys: &[&Key]) -> String {
     let mut json = String::from("[");
     for (n, key) in keys.iter().enumerate() {
         let comma = if n == 0 { "" } else { "," };
@@ -74,12 +121,11 @@ pub(crate) async fn load(
         let _ = write!(json, "{comma}[\"{scope}\",\"{id}\"]");
     }
     json.push(']');
+    json
+}
+
+fn records(operation: &'static str, keys: &[&Key], rows: &[SqliteRow]) -> Result<Records, StoreError> {
     let failed = |error| classify(operation, error);
-    let rows = sqlx::query(LOAD)
-        .bind(json)
-        .fetch_all(&mut *db)
-        .await
-        .map_err(failed)?;
     rows.iter()
         .map(|row| {
             let n: i64 = row.try_get(0).map_err(failed)?;
@@ -109,11 +155,14 @@ pub(crate) async fn save(
         .iter()
         .filter_map(|(key, record)| Some((key, record.as_ref()?)));
     let mut rows: Vec<(&Key, Row)> = kept.map(|(key, record)| (key, Row::from(record))).collect();
-    while !rows.is_empty() {
-        let power = rows.len().ilog2().min(SAVE_POWER_MAX);
-        let statement = SAVE.get(power as usize).map_or("", String::as_str);
+    while let Some((count, statement)) = save_next(rows.len()) {
+        if rows.len() < count
+            && let Some(last) = rows.last().cloned()
+        {
+            rows.resize(count, last);
+        }
         let mut query = sqlx::query(statement);
-        for (key, row) in rows.drain(rows.len() - (1 << power)..) {
+        for (key, row) in rows.drain(rows.len() - count..) {
             query = query
                 .bind(key.scope().as_bytes())
                 .bind(key.id())

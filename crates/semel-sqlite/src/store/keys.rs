@@ -256,11 +256,10 @@ impl Sqlite {
         keys: &[&Key],
         tokens: usize,
     ) -> Result<Desk, StoreError> {
-        let records = key_rows::load(tx, operation, keys).await?;
-        let last = if tokens == 0 {
-            Token(i64::MIN)
+        let (records, last) = if tokens == 0 {
+            (key_rows::load(tx, operation, keys).await?, Token(i64::MIN))
         } else {
-            key_rows::draw_tokens(tx, operation, tokens).await?
+            key_rows::load_and_draw(tx, operation, keys, tokens).await?
         };
         Ok(Desk::new(records, self.now(), last))
     }

@@ -2,6 +2,7 @@
 
 mod laws;
 mod leaving;
+mod looks;
 mod lost;
 mod together;
 
