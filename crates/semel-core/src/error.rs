@@ -8,6 +8,9 @@ use std::sync::Arc;
 use crate::limits::LimitExceeded;
 use crate::retry::Retry;
 
+/// The code of a `LimitExceeded` that says: the key's scope holds as much as its quota allows.
+pub const SCOPE_FULL: &str = "SEM0111";
+
 /// Why a store or broker gave no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -60,6 +60,7 @@ fn stores(args: &MigrateArgs) -> Result<Vec<StoreConfig>, String> {
             connections_max: 2,
             acquire_timeout: Duration::from_secs(10),
             redis: config::store::RedisSettings::default(),
+            quota: None,
         }]);
     }
     let path = args.config.as_deref().unwrap_or(Path::new("semel.toml"));

@@ -28,6 +28,8 @@ pub enum Event {
     StoreDown,
     /// The store has no room for another key; nothing was run.
     StoreFull,
+    /// The caller's scope holds as much as its quota allows; nothing was run.
+    ScopeFull,
     /// The store gave no answer; it was run without protection ([`Outage::Open`](crate::Outage::Open)).
     OpenPassed,
     /// A run that ended without anybody knowing what came of it.
@@ -40,13 +42,13 @@ pub enum Event {
     ShadowDuplicate,
     /// In shadow mode: a request that would have been a mismatch.
     ShadowMismatch,
-    /// In shadow mode: a request that would have been refused for its key, its body or its principal.
+    /// In shadow mode: a request that would have been refused for its key, its body, its principal or its quota.
     ShadowRefused,
 }
 
 impl Event {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::New,
         Self::Replayed,
         Self::Running,
@@ -57,6 +59,7 @@ impl Event {
         Self::TooBusy,
         Self::StoreDown,
         Self::StoreFull,
+        Self::ScopeFull,
         Self::OpenPassed,
         Self::EndedUnknown,
         Self::StoredLater,
@@ -80,6 +83,7 @@ impl Event {
             Self::TooBusy => "too_busy",
             Self::StoreDown => "store_down",
             Self::StoreFull => "store_full",
+            Self::ScopeFull => "scope_full",
             Self::OpenPassed => "open_passed",
             Self::EndedUnknown => "ended_unknown",
             Self::StoredLater => "stored_later",

@@ -37,6 +37,8 @@ pub enum ProblemKind {
     StoreUnavailable,
     /// The store has no room; nothing was run.
     StoreFull,
+    /// The caller's scope holds as much as its quota allows; nothing was run.
+    ScopeFull,
     /// Too much at once.
     Busy,
     /// The handler panicked or its answer broke off.
@@ -128,6 +130,13 @@ impl ProblemKind {
                 Refused,
             ),
             Self::StoreFull => ("SEM0430", "store-full", 503, "No room for another key", Refused),
+            Self::ScopeFull => (
+                "SEM0431",
+                "scope-full",
+                429,
+                "The caller holds as many keys as it may",
+                Refused,
+            ),
             Self::Busy => (
                 "SEM0412",
                 "too-busy",

@@ -217,6 +217,15 @@ impl Shared {
         self.answer(&Problem::new(kind, detail).retry_after(RETRY_FULL_S))
     }
 
+    pub(crate) fn scope_full(&self, key: &Key) -> Response<Body> {
+        self.saw(Event::ScopeFull, Some(key));
+        let kind = ProblemKind::ScopeFull;
+        let detail = "this caller holds as many keys, or as many bytes of kept answers, as its quota allows (records_max, \
+                      bytes_max), so nothing was run; requests whose key is there already are still answered; make no \
+                      new key for a retry, and send this request again later";
+        self.answer(&Problem::new(kind, detail).retry_after(RETRY_FULL_S))
+    }
+
     pub(crate) fn too_busy(&self, key: &Key) -> Response<Body> {
         self.saw(Event::TooBusy, Some(key));
         let kind = ProblemKind::Busy;

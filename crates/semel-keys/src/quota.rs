@@ -1,6 +1,7 @@
 //! Growth limits per scope.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use semel_core::claim::{
     Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement,
     SweepReport,
 };
+use semel_core::error::SCOPE_FULL;
 use semel_core::limits;
 use semel_core::store::{Batching, Hint, KeyPage, KeyQuery, Replies, Usage};
 use semel_core::{Capabilities, Clock, ErrorKind, Key, KeyStore, Scope, StoreError, SystemClock};
@@ -63,6 +65,7 @@ pub struct Quota<S> {
     config: QuotaConfig,
     clock: Clocked,
     scopes: Mutex<HashMap<Scope, Tally>>,
+    refused: AtomicU64,
 }
 
 struct Clocked(Arc<dyn Clock>);
@@ -140,6 +143,11 @@ impl<S> Drop for Place<'_, S> {
 }
 
 impl<S> Quota<S> {
+    /// New keys that were refused so far.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<Scope, Tally>> {
         self.scopes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -173,6 +181,7 @@ impl<S: KeyStore> Quota<S> {
             config,
             clock: Clocked(clock),
             scopes: Mutex::default(),
+            refused: AtomicU64::new(0),
         })
     }
 
@@ -252,7 +261,7 @@ impl<S: KeyStore> Quota<S> {
             "the scope {scope} holds {what}: no new key is taken in; raise the quota, keep outcomes for a shorter time \
              (retention_ms, tombstone_ms), or wait until old records have been swept"
         );
-        Err(StoreError::new(ErrorKind::LimitExceeded, "claim", text).with_code("SEM0111"))
+        Err(StoreError::new(ErrorKind::LimitExceeded, "claim", text).with_code(SCOPE_FULL))
     }
 }
 
@@ -312,7 +321,11 @@ impl<S: KeyStore> KeyStore for Quota<S> {
         };
         let answer = |(refusal, mut place): (Option<StoreError>, Place<'_, S>)| {
             let reply = match refusal {
-                Some(refusal) => Err(refusal),
+                Some(refusal) => {
+                    let full = refusal.code() == SCOPE_FULL;
+                    self.refused.fetch_add(u64::from(full), Ordering::Relaxed);
+                    Err(refusal)
+                }
                 None => answers.next().unwrap_or_else(missing),
             };
             // A place is used by a first grant; an answer that is lost may have used it, and the next measurement knows.

@@ -63,6 +63,13 @@ pub(crate) async fn check(configs: &[StoreConfig], findings: &mut Vec<Finding>) 
             }
         }
         findings.push(guarantee(&format!("store {}", config.name), &store));
+        findings.extend(config.quota.map(|quota| {
+            let found = format!(
+                "a scope holds at most {} records and {} bytes of outcomes",
+                quota.records_max, quota.bytes_max
+            );
+            Finding::ok(format!("store {}", config.name), "quota", found)
+        }));
         store.close().await;
     }
 }

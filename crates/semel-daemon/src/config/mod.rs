@@ -68,6 +68,7 @@ pub(crate) const SECTIONS: &[&Section] = &[
     &server::SERVER,
     &store::STORE,
     &store::STORES,
+    &store::QUOTA,
     &relay::RELAY,
     &sink::SINK,
     &sink::WEBHOOK,

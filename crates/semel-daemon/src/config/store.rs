@@ -2,12 +2,18 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use semel_keys::QuotaConfig;
 
 use super::read::{At, Table};
 use super::spec::{Section, field, nearest, required};
 
 /// The name of the store in `[store]`.
 pub(crate) const DEFAULT: &str = "default";
+
+/// Records or bytes of a quota: 1 to this many.
+pub(crate) const QUOTA_MAX: u64 = 1 << 50;
 
 /// Connections to PostgreSQL: 2 to this many.
 pub(crate) const CONNECTIONS_MAX: u64 = 200;
@@ -24,6 +30,40 @@ pub(crate) const STORES: Section = Section {
     header: "[stores.NAME]",
     about: "More stores, each with a name that a role's `store` can say.",
     fields: FIELDS,
+};
+
+/// `[store.quota]`, and `[stores.NAME.quota]`.
+pub(crate) const QUOTA: Section = Section {
+    header: "[store.quota]",
+    about: "How much each scope may hold (an API or a gateway with one of its callers), in front of the store's keys for every \
+            role: [stores.md](stores.md#growth). Of another store `[stores.NAME.quota]`. Without this table nothing is \
+            limited; with it a field that is left out has its default.",
+    fields: &[
+        field(
+            "records_max",
+            "number",
+            "1000000",
+            "records of a scope, tombstones included; beyond it new keys are refused, and what is there is answered as ever",
+        ),
+        field(
+            "bytes_max",
+            "bytes",
+            "1073741824",
+            "bytes of stored outcomes of a scope",
+        ),
+        field(
+            "remember_ms",
+            "ms",
+            "30000",
+            "how long a count of a scope is remembered; what other processes add meanwhile is not seen",
+        ),
+        field(
+            "scopes_max",
+            "number",
+            "10000",
+            "scopes whose count is remembered",
+        ),
+    ],
 };
 
 const FIELDS: &[super::spec::Field] = &[
@@ -58,6 +98,12 @@ const FIELDS: &[super::spec::Field] = &[
          Redis: how long connecting and each answer may take",
     ),
     field(
+        "quota",
+        "table",
+        "none: scopes grow as they will",
+        "how much each scope may hold",
+    ),
+    field(
         "cluster",
         "true or false",
         "false",
@@ -89,9 +135,11 @@ pub(crate) struct StoreConfig {
     /// Connections.
     pub(crate) connections_max: u32,
     /// How long to wait for one.
-    pub(crate) acquire_timeout: std::time::Duration,
+    pub(crate) acquire_timeout: Duration,
     /// What only Redis has.
     pub(crate) redis: RedisSettings,
+    /// How much each scope may hold, where the file says.
+    pub(crate) quota: Option<QuotaConfig>,
 }
 
 /// What only Redis has.
@@ -357,18 +405,44 @@ pub(crate) fn read(name: &str, table: &Table<'_>, folder: &Path) -> Option<Store
     let connections = table.number("connections_max", 2..=CONNECTIONS_MAX);
     let acquire = table.number("acquire_timeout_ms", 1..=600_000);
     let redis = RedisSettings::read(table, url.as_ref());
+    let quota = table
+        .table("quota", &QUOTA)
+        .map(|table| quota(&table, url.as_ref()));
     let url = url?;
     if let Some(kind) = url.keys_only() {
         table.is_for_keys_only(name, kind);
     }
     Some(StoreConfig {
         redis,
+        quota,
         name: name.to_owned(),
         migrate: migrate.unwrap_or_else(|| url.is_sqlite()),
         url,
         connections_max: connections.map_or(8, |n| u32::try_from(n).unwrap_or(u32::MAX)),
-        acquire_timeout: std::time::Duration::from_millis(acquire.unwrap_or(10_000)),
+        acquire_timeout: Duration::from_millis(acquire.unwrap_or(10_000)),
     })
+}
+
+/// Reads a store's `quota`.
+fn quota(table: &Table<'_>, url: Option<&StoreUrl>) -> QuotaConfig {
+    if url.is_some_and(StoreUrl::is_redis) {
+        let message = "a Redis cannot count what a scope holds, so it keeps no quota";
+        let fix = "leave it out, or keep these keys in SQLite, PostgreSQL, MariaDB or MySQL";
+        table.mistake(table.span(), message, fix);
+    }
+    let default = QuotaConfig::default();
+    let remember = table.number("remember_ms", 0..=3_600_000);
+    let scopes = table.number("scopes_max", 1..=1_000_000);
+    QuotaConfig {
+        records_max: table
+            .number("records_max", 1..=QUOTA_MAX)
+            .unwrap_or(default.records_max),
+        bytes_max: table
+            .number("bytes_max", 1..=QUOTA_MAX)
+            .unwrap_or(default.bytes_max),
+        remember: remember.map_or(default.remember, Duration::from_millis),
+        scopes_max: scopes.map_or(default.scopes_max, |n| usize::try_from(n).unwrap_or(usize::MAX)),
+    }
 }
 
 #[cfg(test)]

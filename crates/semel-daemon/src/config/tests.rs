@@ -24,6 +24,35 @@ fn an_empty_file_is_a_daemon_without_roles() {
 }
 
 #[test]
+fn a_quota_is_per_store_has_defaults_and_is_refused_where_nobody_can_count() {
+    let config =
+        load("[store]\nurl = \"sqlite:s.db\"\n[stores.b]\nurl = \"memory:\"\nquota = { records_max = 5 }")
+            .unwrap();
+    assert_eq!(config.stores[0].quota, None);
+    let quota = config.stores[1].quota.unwrap();
+    assert_eq!((quota.records_max, quota.bytes_max), (5, 1 << 30));
+    let wrong = mistakes(
+        "[store]\nurl = \"sqlite:s.db\"\nquota = { records_max = 0, record_max = 1 }\nrecords_max = 7\n[store2]\n",
+    );
+    for wanted in [
+        "`records_max` is 0, outside 1 to",
+        "did you mean `records_max`?",
+        "unknown field `records_max` in [store]",
+        "it belongs to [store.quota]",
+    ] {
+        assert!(wrong.contains(wanted), "{wanted}\n{wrong}");
+    }
+    #[cfg(feature = "redis")]
+    {
+        let wrong = mistakes("[store]\nurl = \"redis://h\"\nquota = {}");
+        assert!(
+            wrong.contains("a Redis cannot count what a scope holds"),
+            "{wrong}"
+        );
+    }
+}
+
+#[test]
 fn all_mistakes_are_named_at_once_with_place_and_fix() {
     let text = r#"[server]
 lisen = "127.0.0.1:7080"

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use semel_core::error::chain;
 use semel_core::{ErrorKind, KeyStore, RetryPolicy, StoreError};
-use semel_keys::Batched;
+use semel_keys::{Batched, Quota};
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use super::Context;
 use super::health::Part;
@@ -34,20 +33,22 @@ pub(crate) fn backoff() -> RetryPolicy {
 #[derive(Clone)]
 struct Opened {
     store: Store,
+    /// Behind the batcher, and behind the store's quota where it has one.
     keys: Arc<dyn KeyStore>,
     /// The one batcher in front of them. A store in memory has none: it commits nothing that calls could share.
     batcher: Option<Batched<Arc<dyn KeyStore>>>,
 }
 
 impl Opened {
-    fn new(store: Store, in_memory: bool) -> Self {
+    fn new(store: Store, config: &StoreConfig, context: &Context) -> Result<Self, StoreError> {
         let keys = store.keys();
-        let batcher = (!in_memory).then(|| Batched::new(Arc::clone(&keys)));
-        let keys = match &batcher {
+        let batcher = (!config.url.is_memory()).then(|| Batched::new(Arc::clone(&keys)));
+        let keys: Arc<dyn KeyStore> = match &batcher {
             Some(batcher) => Arc::new(batcher.clone()),
             None => keys,
         };
-        Self { store, keys, batcher }
+        let keys = limited(config, keys, context)?;
+        Ok(Self { store, keys, batcher })
     }
 }
 
@@ -69,7 +70,7 @@ impl Stores {
     pub(crate) fn open(&self, context: &Arc<Context>) {
         for (config, ready) in &self.0 {
             let part = context.health.part("store", &config.name);
-            let keeper = keep(config.clone(), part, ready.clone(), context.stop.clone());
+            let keeper = keep(config.clone(), part, ready.clone(), Arc::clone(context));
             context.tasks.spawn(keeper);
         }
     }
@@ -139,12 +140,8 @@ impl Handle {
 }
 
 /// Opens a store, tells the roles, and looks after it until the end.
-async fn keep(
-    config: StoreConfig,
-    part: Part,
-    ready: watch::Sender<Option<Opened>>,
-    stop: CancellationToken,
-) {
+async fn keep(config: StoreConfig, part: Part, ready: watch::Sender<Option<Opened>>, context: Arc<Context>) {
+    let stop = context.stop.clone();
     let policy = backoff();
     let mut failures = 0;
     let store = loop {
@@ -178,8 +175,13 @@ async fn keep(
             () = tokio::time::sleep(Duration::from_millis(wait)) => {}
         }
     };
+    let opened = match Opened::new(store.clone(), &config, &context) {
+        Ok(opened) => opened,
+        // A quota that cannot be kept: the configuration was to refuse it.
+        Err(error) => return part.stopped(chain(&error)),
+    };
     part.ready();
-    ready.send_replace(Some(Opened::new(store.clone(), config.url.is_memory())));
+    ready.send_replace(Some(opened));
     // Roles hold clones; the sender stays until the end, so that those who come late still find the store.
     let mut pause = PROBE;
     loop {
@@ -197,6 +199,22 @@ async fn keep(
             Err(_) => part.waiting(format!("no answer within {} s", PROBE_TIMEOUT.as_secs())),
         }
     }
+}
+
+/// The keys behind the store's quota, where it has one.
+fn limited(
+    config: &StoreConfig,
+    keys: Arc<dyn KeyStore>,
+    context: &Context,
+) -> Result<Arc<dyn KeyStore>, StoreError> {
+    let Some(quota) = config.quota else {
+        return Ok(keys);
+    };
+    let quota = Arc::new(Quota::new(keys, quota)?);
+    let counted = Arc::downgrade(&quota);
+    let refused = move || counted.upgrade().map_or(0, |quota| quota.refused());
+    context.metrics.watch_quota(&config.name, refused);
+    Ok(quota)
 }
 
 async fn open(config: &StoreConfig) -> Result<Store, StoreError> {

@@ -21,6 +21,7 @@ mod mistakes;
 #[cfg(feature = "mysql")]
 mod mysql;
 mod python;
+mod quota;
 mod receiver;
 #[cfg(feature = "redis")]
 mod redis;

@@ -134,7 +134,7 @@ async fn every_metric_is_documented() {
     let receiver = Receiver::start().await;
     let (port, away, api) = (free_port(), free_port(), free_port());
     let folder = Folder::new(&format!(
-        "[store]\nurl = \"sqlite:semel.db\"\n[saga]\n[api]\nlisten = \"127.0.0.1:{api}\"\n[[relay]]\nname = \"r\"\nsink.webhook.url = \"{}\"\n\
+        "[store]\nurl = \"sqlite:semel.db\"\nquota = {{}}\n[saga]\n[api]\nlisten = \"127.0.0.1:{api}\"\n[[relay]]\nname = \"r\"\nsink.webhook.url = \"{}\"\n\
          [[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:{port}\"\nupstream = \"{}\"\nanonymous = true\n\
          [[gateway]]\nname = \"away\"\nlisten = \"127.0.0.1:{away}\"\nupstream = \"http://127.0.0.1:{}\"\nanonymous = true\n",
         receiver.url("/"),

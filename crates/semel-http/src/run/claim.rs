@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel_core::error::chain;
+use semel_core::error::{SCOPE_FULL, chain};
 use semel_core::store::Replies;
 use semel_core::{Claim, ClaimReply, ErrorKind, Release, Retry, StoreError};
 
@@ -25,6 +25,8 @@ pub(super) enum NoReply {
     TurnedAway,
     /// It has no room for another record. It never makes room by forgetting one that counts.
     Full,
+    /// The key's scope has no room under its quota.
+    ScopeFull,
 }
 
 /// The store's reply. When there is none the claim is withdrawn should it still arrive (rule K4).
@@ -38,6 +40,7 @@ pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Result<ClaimRe
                 Ok(reply) => return Some(reply),
                 Err(error) => {
                     why = match error.kind() {
+                        ErrorKind::LimitExceeded if error.code() == SCOPE_FULL => NoReply::ScopeFull,
                         ErrorKind::LimitExceeded => NoReply::Full,
                         _ if error.is_outage() => NoReply::Away,
                         _ => NoReply::TurnedAway,

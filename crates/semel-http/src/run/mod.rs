@@ -131,6 +131,7 @@ where
         };
         match claim::claim(&shared, &claim).await {
             Err(claim::NoReply::Full) => break shared.store_full(&job.key),
+            Err(claim::NoReply::ScopeFull) => break shared.scope_full(&job.key),
             Err(claim::NoReply::Away) if shared.config.outage == Outage::Open => {
                 return Turn::Answer(Box::pin(open::pass(&shared, job)).await);
             }

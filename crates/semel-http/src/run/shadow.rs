@@ -60,6 +60,7 @@ async fn look(shared: &Arc<Shared>, fingerprint: Fingerprint, asked: &Key, key: 
     // One without an answer is not withdrawn: a retry is a duplicate whether it arrived or not.
     let reply = tokio::time::timeout(IN_THE_WAY_MAX, claim::claim(shared, &claim));
     let event = match reply.await.unwrap_or(Err(claim::NoReply::Away)) {
+        Err(claim::NoReply::ScopeFull) => Event::ShadowRefused,
         Err(_) => Event::StoreDown,
         Ok(ClaimReply::Granted { lease, .. }) => {
             shared.saw(Event::ShadowNew, Some(asked));

@@ -51,6 +51,7 @@ async fn a_full_scope_refuses_new_keys_by_name_and_answers_old_ones() {
         (error.kind(), error.code()),
         (ErrorKind::LimitExceeded, "SEM0111")
     );
+    assert_eq!(store.refused(), 1);
     for part in [
         "SEM0111",
         "the scope ada holds 3 records",

@@ -2,6 +2,7 @@
 
 mod gateways;
 mod process;
+mod quotas;
 mod relays;
 
 use std::fmt;
@@ -22,6 +23,7 @@ use semel_outbox::RelayHandle;
 
 pub(crate) use gateways::{GatewayLabels, GatewayMetrics};
 use process::Process;
+use quotas::Quotas;
 use relays::{Backlogs, Relays};
 
 use super::health::Health;
@@ -36,6 +38,7 @@ pub(crate) struct Metrics {
     sagas: Family<SagaLabels, Gauge>,
     relays: Relays,
     backlog: Backlogs,
+    quotas: Quotas,
 }
 
 /// Labels of `semel_sagas`.
@@ -75,6 +78,8 @@ impl Metrics {
         registry.register_collector(Box::new(relays.clone()));
         let backlog = Backlogs::default();
         backlog.register(&mut registry);
+        let quotas = Quotas::default();
+        registry.register_collector(Box::new(quotas.clone()));
         Self {
             registry: Mutex::new(registry),
             gateways,
@@ -82,6 +87,7 @@ impl Metrics {
             sagas,
             relays,
             backlog,
+            quotas,
         }
     }
 
@@ -102,6 +108,11 @@ impl Metrics {
                 .get_or_create(&SagaLabels { state })
                 .set(i64::try_from(count).unwrap_or(i64::MAX));
         }
+    }
+
+    /// Shows what the quota of a store has refused.
+    pub(crate) fn watch_quota(&self, store: &str, refused: impl Fn() -> u64 + Send + Sync + 'static) {
+        self.quotas.watch(store, refused);
     }
 
     /// Shows how an outbox stands.
