@@ -63,7 +63,7 @@
 //!
 //! # Not yet
 //! - Storing the answer in the handler's own transaction.
-//! - Keys given by the server, closing the scope of a deleted principal.
+//! - Keys given by the server.
 //! - A streamed answer that ends within the limit is sent when it is whole; `text/event-stream` is sent on as it comes.
 //!
 //! # Where it goes

@@ -163,6 +163,25 @@ impl Issuer {
         format!("{body}.{}", hex(&signature[..SIGNATURE_BYTES]))
     }
 
+    /// Whether this has the form of an issued id, whoever made it: such an id means something only together with its
+    /// principal, so what claims it without one is refused.
+    #[must_use]
+    pub fn has_form(id: &[u8]) -> bool {
+        let hex_of = |part: &str, length| part.len() == length && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let Ok(text) = std::str::from_utf8(id) else {
+            return false;
+        };
+        let parts: Vec<&str> = text.split('.').collect();
+        let [VERSION, name, until, owner, random, signature] = parts[..] else {
+            return false;
+        };
+        hex_of(name, 8)
+            && hex_of(until, 16)
+            && hex_of(owner, 16)
+            && hex_of(random, 32)
+            && hex_of(signature, 2 * SIGNATURE_BYTES)
+    }
+
     /// The key of an id, if it was issued for this scope and principal and is still good at `now`.
     ///
     /// # Errors

@@ -251,7 +251,7 @@ const SETTLE: Transition<Settlement, LeaseReply> = Transition {
     check: Settlement::check,
     bytes: |settlement| match &settlement.verdict {
         Verdict::Happened(outcome) => outcome.bytes().len(),
-        Verdict::DidNotHappen => 0,
+        Verdict::DidNotHappen | Verdict::Closed => 0,
     },
     script: None,
     done: |_, _, now| (None, LeaseReply::Ok(now)),

@@ -193,7 +193,7 @@ pub struct Abandonment {
     pub lease: Lease,
 }
 
-/// What a person or a reconcile hook found out about a key that is unknown.
+/// What a person or a reconcile hook found out about a key that is unknown; or that its scope is closed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settlement {
     /// Which key.
@@ -214,7 +214,7 @@ impl Settlement {
     pub fn check(&self) -> Result<(), LimitExceeded> {
         match &self.verdict {
             Verdict::Happened(outcome) => check_outcome(outcome)?,
-            Verdict::DidNotHappen => {}
+            Verdict::DidNotHappen | Verdict::Closed => {}
         }
         self.keep.check()
     }
@@ -227,6 +227,10 @@ pub enum Verdict {
     Happened(StoredOutcome),
     /// It is certain that nothing happened: the key may be claimed again.
     DidNotHappen,
+    /// The key's scope is closed, for its principal is gone: whatever came of the key, or will, is nobody's to read, and
+    /// only a tombstone stays (rule K13). Of a key in any state, not only of an unknown one: who runs it now may not
+    /// store its outcome. The tombstone lasts for retention and tombstone together, and never shorter than before.
+    Closed,
 }
 
 /// A success with this output.

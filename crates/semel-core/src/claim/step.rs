@@ -299,7 +299,7 @@ fn freed(withdrawn: Withdrawn, nonce: Nonce, now: Timestamp) -> Option<Record> {
     })
 }
 
-/// Decides a settlement of an unknown key. A repeat of the same verdict is `Ok`.
+/// Decides a settlement of an unknown key, or the closing of any key. A repeat of the same verdict is `Ok`.
 #[must_use]
 pub fn settle(
     record: Option<Record>,
@@ -309,10 +309,13 @@ pub fn settle(
     let Settlement {
         token, verdict, keep, ..
     } = settlement;
+    if *verdict == Verdict::Closed {
+        return close(record, *token, *keep, now);
+    }
     // Nothing is there to hold an outcome; that nothing happened is already so.
     let absent = match verdict {
         Verdict::Happened(_) => LeaseReply::LeaseLost,
-        Verdict::DidNotHappen => LeaseReply::Ok(now),
+        Verdict::DidNotHappen | Verdict::Closed => LeaseReply::Ok(now),
     };
     let Some(record) = record.and_then(|record| record.at(now)) else {
         return (None, absent);
@@ -322,16 +325,43 @@ pub fn settle(
         (State::Unknown { lease, .. }, Verdict::Happened(outcome)) if lease.token == *token => {
             finish(record.fingerprint, *lease, outcome, *keep, record.withdrawn, now)
         }
-        (State::Unknown { lease, .. }, Verdict::DidNotHappen) if lease.token == *token => {
+        (State::Unknown { lease, .. }, Verdict::DidNotHappen | Verdict::Closed) if lease.token == *token => {
             (freed(record.withdrawn, lease.nonce, now), LeaseReply::Ok(now))
         }
         (State::Done { lease, .. } | State::Tombstone { lease, .. }, verdict) if lease.token == *token => {
             let reply = match verdict {
                 Verdict::Happened(outcome) => repeated(&record.state, outcome),
-                Verdict::DidNotHappen => LeaseReply::Conflict,
+                Verdict::DidNotHappen | Verdict::Closed => LeaseReply::Conflict,
             };
             (Some(record), reply)
         }
         _ => (Some(record), LeaseReply::LeaseLost),
     }
+}
+
+/// Leaves a tombstone of whatever a key holds (rule K13).
+fn close(record: Option<Record>, token: Token, keep: Keep, now: Timestamp) -> (Option<Record>, LeaseReply) {
+    let Some(record) = record.and_then(|record| record.at(now)) else {
+        return (None, LeaseReply::Ok(now));
+    };
+    let least = now.plus_ms(keep.retention_ms).plus_ms(keep.tombstone_ms);
+    let (lease, digest, until) = match &record.state {
+        State::Absent => return (Some(record), LeaseReply::Ok(now)),
+        State::Claimed { lease, .. } | State::Unknown { lease, .. } if lease.token == token => {
+            (*lease, StoredOutcome::Forgotten.digest(), least)
+        }
+        State::Done {
+            lease,
+            outcome,
+            tombstone_until,
+            ..
+        } if lease.token == token => (*lease, outcome.digest(), least.max(*tombstone_until)),
+        State::Tombstone { lease, until, .. } if lease.token == token => {
+            let until = *until;
+            return (Some(record), LeaseReply::Ok(until));
+        }
+        _ => return (Some(record), LeaseReply::LeaseLost),
+    };
+    let state = State::Tombstone { lease, digest, until };
+    (Some(Record { state, ..record }), LeaseReply::Ok(until))
 }

@@ -25,11 +25,13 @@ pub(crate) enum Operation {
     List,
     /// Say what came of an unknown key.
     Settle,
+    /// Leave only tombstones of a scope.
+    Close,
 }
 
 impl Operation {
     /// All of them.
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::Issue,
         Self::Claim,
         Self::Extend,
@@ -40,9 +42,11 @@ impl Operation {
         Self::Wait,
         Self::List,
         Self::Settle,
+        Self::Close,
     ];
 
-    /// What a token may do that does not say: all but [`Operation::Settle`], which is a person's work.
+    /// What a token may do that does not say: all but [`Operation::Settle`] and
+    /// [`Operation::Close`], which are a person's work.
     pub(crate) const DEFAULT: [Self; 9] = [
         Self::Issue,
         Self::Claim,
@@ -68,6 +72,7 @@ impl Operation {
             Self::Wait => "wait",
             Self::List => "list",
             Self::Settle => "settle",
+            Self::Close => "close",
         }
     }
 }

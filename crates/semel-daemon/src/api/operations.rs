@@ -10,6 +10,7 @@ use semel_core::store::Replies;
 use semel_core::{
     Clock as _, ErrorKind, Key, KeyStore, KeyStoreExt as _, Retry, StoreError, StoredOutcome, SystemClock,
 };
+use semel_keys::Issuer;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::Api;
@@ -18,8 +19,8 @@ use super::orphan::Orphan;
 use super::problem::{Kind, Problem};
 use super::reply::{Moment, Reply, claimed, issued, leased, listed, looked};
 use super::request::{
-    AbandonBody, ClaimBody, ClaimManyBody, Claiming, CompleteBody, CompleteManyBody, ExtendBody, IssueBody,
-    Issuing, ListBody, Person, ReadBody, ReleaseBody, SettleBody, WaitBody, read,
+    AbandonBody, ClaimBody, ClaimManyBody, Claiming, CloseScopeBody, Closing, CompleteBody, CompleteManyBody,
+    ExtendBody, IssueBody, Issuing, ListBody, Person, ReadBody, ReleaseBody, SettleBody, WaitBody, read,
 };
 use super::routes::Name;
 
@@ -47,8 +48,9 @@ impl Asked<'_> {
             Name::Claim => {
                 let claiming = read::<ClaimBody>(body)?.claim("")?;
                 self.may(&claiming.claim.key)?;
-                if let Some(principal) = &claiming.principal {
-                    self.was_issued(&claiming.claim.key, &principal.0).await?;
+                match &claiming.principal {
+                    Some(principal) => self.was_issued(&claiming.claim.key, &principal.0).await?,
+                    None => unbound(&claiming.claim.key)?,
                 }
                 self.claim(claiming).await
             }
@@ -56,6 +58,7 @@ impl Asked<'_> {
                 let claims = read::<ClaimManyBody>(body)?.claims()?;
                 for claiming in &claims {
                     self.may(&claiming.claim.key)?;
+                    unbound(&claiming.claim.key)?;
                 }
                 Ok(self.claim_many(claims).await)
             }
@@ -129,10 +132,48 @@ impl Asked<'_> {
                 let reply = self.settle(settlement.clone(), person).await;
                 let moment = match settlement.verdict {
                     Verdict::Happened(_) => Moment::RetainUntil,
-                    Verdict::DidNotHappen => Moment::At,
+                    Verdict::DidNotHappen | Verdict::Closed => Moment::At,
                 };
                 Ok(leased(reply, moment))
             }
+            Name::CloseScope => {
+                let closing = read::<CloseScopeBody>(body)?.closing()?;
+                self.may_scope(Some(closing.scope.as_bytes()))?;
+                self.close(closing).await
+            }
+        }
+    }
+
+    /// Some keys of a scope whose principal is gone.
+    async fn close(&self, closing: Closing) -> Result<Reply, Problem> {
+        let Closing {
+            scope,
+            keep,
+            from,
+            limit,
+            person,
+        } = closing;
+        let closed = semel_keys::close_some(&*self.store, &scope, keep, from, limit);
+        let step = self.write("close", closed).await;
+        let result = match &step {
+            Ok(step) => format!("{} keys closed, {} changed meanwhile", step.closed, step.changed),
+            Err(error) => format!("stopped: {error}"),
+        };
+        tracing::info!(
+            scope = %scope,
+            by = person.by,
+            why = person.why,
+            api_token = self.grant.name,
+            result,
+            "somebody closes a scope over the API"
+        );
+        match step {
+            // Of all that is asked, only a page token can be wrong here.
+            Err(error) if error.kind() == ErrorKind::Invalid => {
+                Err(Problem::new(Kind::Unreadable, error.to_string()))
+            }
+            Err(error) => Err(Problem::store(&error)),
+            Ok(step) => Ok(super::reply::closed(step)),
         }
     }
 
@@ -386,6 +427,7 @@ fn log(settlement: &Settlement, person: &Person, token: &str, reply: &Result<Lea
         Verdict::Happened(StoredOutcome::Refused(_)) => "refused",
         Verdict::Happened(_) => "succeeded",
         Verdict::DidNotHappen => "did not happen",
+        Verdict::Closed => "closed",
     };
     let result = match reply {
         Ok(LeaseReply::Ok(_)) => "settled",
@@ -404,6 +446,16 @@ fn log(settlement: &Settlement, person: &Person, token: &str, reply: &Result<Lea
         result,
         "somebody settles a key over the API"
     );
+}
+
+/// Refuses an issued id that comes without its principal: it would be everybody's.
+fn unbound(key: &Key) -> Result<(), Problem> {
+    if !Issuer::has_form(key.id()) {
+        return Ok(());
+    }
+    let detail = "this is an issued id, and only whom it was issued to may claim it: send it in a `claim` of its own with \
+                  their `principal`; nothing was done";
+    Err(Problem::new(Kind::NotIssued, detail))
 }
 
 /// One request that waits.

@@ -213,6 +213,15 @@ pub(crate) fn leased(reply: Result<LeaseReply, StoreError>, moment: Moment) -> R
     }
 }
 
+/// A step of a closing.
+pub(crate) fn closed(step: semel_keys::Closed) -> Reply {
+    let mut body = json!({ "closed": step.closed, "changed": step.changed });
+    if let (Some(next), Some(members)) = (step.next, body.as_object_mut()) {
+        members.insert("next".to_owned(), URL_SAFE_NO_PAD.encode(next).into());
+    }
+    Reply::ok(body)
+}
+
 /// A record as it is shown; the nonce, half of the right to change it, never is.
 pub(crate) fn record(key: &Key, record: &Record, with_output: bool) -> Value {
     let mut body = Map::from_iter([

@@ -489,26 +489,86 @@ impl ListBody {
             None => None,
             Some(scope) => Some(Scope::new(&scope.0).map_err(|limit| unreadable("", limit))?),
         };
-        let limit = self
-            .limit
-            .map_or(PAGE_DEFAULT, |limit| u32::try_from(limit.0).unwrap_or(0));
-        let help = "choose limit within that, and ask for the next page with `page`";
-        limits::check("limit", "records", limit.into(), 1, PAGE_MAX.into(), help)
-            .map_err(|limit| unreadable("", limit))?;
-        let from = match self.page {
-            None => None,
-            Some(page) => Some(super::reply::from_page(&page).ok_or_else(|| {
-                unreadable(
-                    "",
-                    "`page` is not a `next` that was answered here: leave it out to begin again",
-                )
-            })?),
-        };
+        let limit = page_limit(self.limit)?;
+        let from = from_page(self.page)?;
         Ok(KeyQuery {
             scope,
             state: self.state.map(Into::into),
             from,
             limit,
+        })
+    }
+}
+
+/// Reads a page token.
+fn from_page(page: Option<String>) -> Result<Option<bytes::Bytes>, Problem> {
+    let Some(page) = page else { return Ok(None) };
+    let text = "`page` is not a `next` that was answered here: leave it out to begin again";
+    super::reply::from_page(&page)
+        .map(Some)
+        .ok_or_else(|| unreadable("", text))
+}
+
+/// Reads a limit of records.
+fn page_limit(limit: Option<Whole>) -> Result<u32, Problem> {
+    let limit = limit.map_or(PAGE_DEFAULT, |limit| u32::try_from(limit.0).unwrap_or(0));
+    let help = "choose limit within that, and ask for the next page with `page`";
+    limits::check("limit", "records", limit.into(), 1, PAGE_MAX.into(), help)
+        .map_err(|limit| unreadable("", limit))?;
+    Ok(limit)
+}
+
+/// `close_scope`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CloseScopeBody {
+    scope: Octets,
+    by: String,
+    why: String,
+    #[serde(default, deserialize_with = "present")]
+    limit: Option<Whole>,
+    #[serde(default, deserialize_with = "present")]
+    page: Option<String>,
+    #[serde(default, deserialize_with = "present")]
+    retention_ms: Option<Whole>,
+    #[serde(default, deserialize_with = "present")]
+    tombstone_ms: Option<Whole>,
+}
+
+/// A scope that is to be closed.
+#[derive(Debug)]
+pub(crate) struct Closing {
+    /// Which.
+    pub(crate) scope: Scope,
+    /// How long it is remembered that its keys were used.
+    pub(crate) keep: Keep,
+    /// Where to begin.
+    pub(crate) from: Option<bytes::Bytes>,
+    /// Records at most.
+    pub(crate) limit: u32,
+    /// Who, and why.
+    pub(crate) person: Person,
+}
+
+impl CloseScopeBody {
+    /// What is to be closed.
+    ///
+    /// # Errors
+    /// A limit.
+    pub(crate) fn closing(self) -> Result<Closing, Problem> {
+        let keep = keep(self.retention_ms, self.tombstone_ms);
+        keep.check().map_err(|limit| unreadable("", limit))?;
+        let person = Person {
+            by: self.by,
+            why: self.why,
+        };
+        person.check().map_err(|limit| unreadable("", limit))?;
+        Ok(Closing {
+            scope: Scope::new(&self.scope.0).map_err(|limit| unreadable("", limit))?,
+            keep,
+            from: from_page(self.page)?,
+            limit: page_limit(self.limit)?,
+            person,
         })
     }
 }
@@ -541,7 +601,7 @@ pub(crate) struct SettleBody {
     tombstone_ms: Option<Whole>,
 }
 
-/// Who settles, and why.
+/// Who settles or closes, and why.
 #[derive(Debug, Clone)]
 pub(crate) struct Person {
     /// Who.
@@ -596,7 +656,7 @@ impl Person {
     /// # Errors
     /// [`LimitExceeded`].
     pub(crate) fn check(&self) -> Result<(), LimitExceeded> {
-        let help = "say who settles it";
+        let help = "say who decides this";
         limits::check("by", "bytes", self.by.len() as u64, 1, BY_BYTES_MAX as u64, help)?;
         let help = "say in a line how that was found out";
         limits::check(

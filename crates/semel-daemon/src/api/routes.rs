@@ -34,6 +34,8 @@ pub(crate) enum Name {
     List,
     /// `settle`
     Settle,
+    /// `close_scope`
+    CloseScope,
 }
 
 /// One route. All are `POST` with a JSON body: keys are bytes, and stay out of addresses and access logs.
@@ -114,7 +116,7 @@ pub(crate) const ROUTES: &[Route] = &[
         body: "ClaimMany",
         example: r#"{"claims": [{"scope": "orders", "id": "o-7", "input": "2 teapots"}]}"#,
         answers: &[(200, "ClaimReplies", "What `claim` would have answered to each.")],
-        problems: &[],
+        problems: &[Kind::NotIssued],
     },
     Route {
         name: Name::Extend,
@@ -238,6 +240,25 @@ pub(crate) const ROUTES: &[Route] = &[
             "Until when the outcome is kept, or when the key was freed.",
         )],
         problems: &[Kind::LeaseLost, Kind::Conflict],
+    },
+    Route {
+        name: Name::CloseScope,
+        id: "close_scope",
+        path: "/v1/keys/close_scope",
+        operation: Operation::Close,
+        summary: "Leave only tombstones of a scope, because its principal is gone",
+        about: "For the day on which an account is deleted whose name may be given out again: whoever uses one of its keys \
+                then is told that it was done, and never gets what came of it. One request closes at most `limit` keys: go \
+                on while there is `next`, and begin again until a whole pass has `closed` and `changed` nothing. Take the \
+                account's access away first. What runs may not store its outcome any more. Who and why are logged.",
+        body: "CloseScope",
+        example: r#"{"scope": "orders/user-4", "by": "ann", "why": "account deleted"}"#,
+        answers: &[(
+            200,
+            "ScopeClosed",
+            "How many keys were closed, and where the next request begins.",
+        )],
+        problems: &[],
     },
 ];
 

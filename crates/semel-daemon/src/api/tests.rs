@@ -1,6 +1,7 @@
 //! Every reply of a key store over HTTP, against the in-memory model and a store that fails on purpose.
 
 mod access;
+mod closing;
 mod document;
 mod faults;
 mod input;

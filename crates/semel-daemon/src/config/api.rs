@@ -107,8 +107,8 @@ pub(crate) const TOKEN: Section = Section {
         field(
             "allow",
             "list of words",
-            "all but `settle`",
-            "`issue`, `claim`, `extend`, `complete`, `release`, `abandon`, `read`, `wait`, `list`, `settle`",
+            "all but `settle` and `close`",
+            "`issue`, `claim`, `extend`, `complete`, `release`, `abandon`, `read`, `wait`, `list`, `settle`, `close`",
         ),
     ],
 };

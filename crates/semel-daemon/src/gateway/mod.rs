@@ -67,6 +67,7 @@ pub(crate) use config::{
 pub(crate) use failure::{Refusal, host_trouble, unknown_coding};
 pub(crate) use forward::coded;
 pub(crate) use peer::Peer;
+pub(crate) use principal::scope_of;
 pub(crate) use stats::Stats;
 pub(crate) use timer::Timer;
 

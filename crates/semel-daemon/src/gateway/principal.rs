@@ -31,14 +31,18 @@ pub(super) fn scope(
     let mut values = parts.headers.get_all(header).iter();
     match (values.next(), values.next()) {
         (Some(id), None) if !id.is_empty() => {
-            let (gateway, id) = (gateway.as_bytes(), id.as_bytes());
-            Ok(if by_host {
-                Scope::of_parts(&[b"gateway", gateway, id, &host(parts)])
-            } else {
-                Scope::of_parts(&[b"gateway", gateway, id])
-            })
+            let host = by_host.then(|| host(parts));
+            Ok(scope_of(gateway.as_bytes(), id.as_bytes(), host.as_deref()))
         }
         _ => Err(ScopeError::NoPrincipal),
+    }
+}
+
+/// The scope of this caller of this gateway, at one host where hosts are told apart.
+pub(crate) fn scope_of(gateway: &[u8], id: &[u8], host: Option<&[u8]>) -> Scope {
+    match host {
+        Some(host) => Scope::of_parts(&[b"gateway", gateway, id, host]),
+        None => Scope::of_parts(&[b"gateway", gateway, id]),
     }
 }
 

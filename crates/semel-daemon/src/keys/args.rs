@@ -35,6 +35,9 @@ pub(crate) enum KeysCommand {
     /// Give back a claim whose owner is gone for good before it did anything
     #[command(after_help = EXIT_CODES)]
     Release(ReleaseArgs),
+    /// Leave only tombstones of a scope, because its principal was deleted and its name may be given out again
+    #[command(after_help = EXIT_CODES)]
+    Close(CloseArgs),
 }
 
 /// Which store.
@@ -146,6 +149,28 @@ pub(crate) struct ReleaseArgs {
     pub(crate) store: StoreArgs,
     #[command(flatten)]
     pub(crate) key: KeyArgs,
+    #[command(flatten)]
+    pub(crate) person: PersonArgs,
+}
+
+/// `close`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("which").required(true).args(["scope", "gateway"]))]
+pub(crate) struct CloseArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// The scope, as `list` shows it
+    #[arg(value_name = "SCOPE")]
+    pub(crate) scope: Option<String>,
+    /// Instead of SCOPE: the scope of a caller of this gateway
+    #[arg(long, value_name = "NAME", requires = "principal")]
+    pub(crate) gateway: Option<String>,
+    /// The caller's id, as `principal_header` says it
+    #[arg(long, value_name = "ID", requires = "gateway")]
+    pub(crate) principal: Option<String>,
+    /// The host that was asked for, where the gateway has host = "preserve"
+    #[arg(long, value_name = "HOST", requires = "gateway")]
+    pub(crate) host: Option<String>,
     #[command(flatten)]
     pub(crate) person: PersonArgs,
 }

@@ -5,10 +5,13 @@ use std::io::{BufRead as _, IsTerminal as _, Write as _};
 
 use semel_core::claim::{Keep, LeaseReply, Record, Release, Settlement, State, Token, Verdict};
 use semel_core::error::chain;
-use semel_core::{Clock as _, Key, KeyStoreExt as _, Retry, StoreError, StoredOutcome, SystemClock};
+use semel_core::store::KeyQuery;
+use semel_core::{
+    Clock as _, Key, KeyStore as _, KeyStoreExt as _, Retry, Scope, StoreError, StoredOutcome, SystemClock,
+};
 
 use super::args::{PersonArgs, ReleaseArgs, SettleArgs};
-use super::show::{described, find, named};
+use super::show::{described, find, named, text};
 use crate::api::request::Person;
 use crate::exit::Exit;
 use crate::out;
@@ -41,6 +44,7 @@ pub(super) async fn settle(store: &Store, key: &Key, args: &SettleArgs) -> Exit 
         Verdict::Happened(StoredOutcome::Refused(_)) => "as refused",
         Verdict::Happened(StoredOutcome::Forgotten) => "as done, without an output",
         Verdict::DidNotHappen => "as not happened: the next claim runs it",
+        Verdict::Closed => "as closed",
     };
     if let Err(exit) = agreed(key, &record, &format!("settle it {what}"), &args.person) {
         return exit;
@@ -110,8 +114,57 @@ pub(super) async fn release(store: &Store, key: &Key, args: &ReleaseArgs) -> Exi
     ended(key, "released", lease.token, &args.person, reply)
 }
 
+/// `semel keys close`.
+pub(super) async fn close(store: &Store, scope: &Scope, person: &PersonArgs) -> Exit {
+    let name = text(scope.as_bytes());
+    let keys = store.keys();
+    let look = KeyQuery {
+        scope: Some(scope.clone()),
+        limit: 1,
+        ..KeyQuery::default()
+    };
+    match keys.list(&look).await {
+        Ok(page) if page.records.is_empty() && page.next.is_none() => {
+            out::error(format_args!("there is no key in the scope {name}"));
+            return Exit::Absent;
+        }
+        Ok(_) => {}
+        Err(error) => {
+            out::error(chain(&error));
+            return Exit::Failed;
+        }
+    }
+    let shown = format!("scope   {name}");
+    let what = "close it: of every key only a tombstone stays, and what runs may not store its outcome";
+    if let Err(exit) = asked(&shown, what, person) {
+        return exit;
+    }
+    match semel_keys::close_scope(&*keys, scope, Keep::default()).await {
+        Ok(closed) => {
+            out::note(format_args!(
+                "{} {name} closed, {closed} keys, by {}: {}",
+                SystemClock.now().rfc3339(),
+                person.by,
+                person.why
+            ));
+            Exit::Ok
+        }
+        Err(error) => {
+            out::error(format_args!(
+                "{}; what was closed stays closed: repeat the command",
+                chain(&error)
+            ));
+            Exit::Failed
+        }
+    }
+}
+
 /// Shows what is about to change, and asks unless told not to.
 fn agreed(key: &Key, record: &Record, what: &str, person: &PersonArgs) -> Result<(), Exit> {
+    asked(&described(key, record), what, person)
+}
+
+fn asked(shown: &str, what: &str, person: &PersonArgs) -> Result<(), Exit> {
     let checked = Person {
         by: person.by.clone(),
         why: person.why.clone(),
@@ -127,7 +180,7 @@ fn agreed(key: &Key, record: &Record, what: &str, person: &PersonArgs) -> Result
         out::error("this asks a person; add --yes where there is none");
         return Err(Exit::Usage);
     }
-    out::note(described(key, record));
+    out::note(shown);
     let mut stderr = std::io::stderr().lock();
     let _ = write!(stderr, "\n{what}? [y/N] ").and_then(|()| stderr.flush());
     drop(stderr);

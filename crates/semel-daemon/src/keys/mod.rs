@@ -2,7 +2,8 @@
 //!
 //! # Guarantees
 //! `list` and `show` change nothing. `settle` and `release` change what they showed and nothing else: the token goes with
-//! them, and a key that somebody claimed or settled in between is left alone (exit code 4).
+//! them, and a key that somebody claimed or settled in between is left alone (exit code 4). `close` goes through a scope until
+//! nothing of it can be read any more.
 //!
 //! # Not guaranteed
 //! A durable record of who settled what: that is a line on stderr, for the operator's own log.
@@ -35,6 +36,15 @@ pub(crate) fn run(args: &KeysArgs) -> Exit {
         KeysCommand::Settle(settle) => with_key(&settle.store, &settle.key, async |store, key| {
             change::settle(store, &key, settle).await
         }),
+        KeysCommand::Close(close) => match scope(close) {
+            Ok(scope) => with_store(&close.store, async |store| {
+                change::close(store, &scope, &close.person).await
+            }),
+            Err(message) => {
+                out::error(message);
+                Exit::Usage
+            }
+        },
         KeysCommand::Release(release) => with_key(&release.store, &release.key, async |store, key| {
             change::release(store, &key, release).await
         }),
@@ -49,6 +59,20 @@ fn with_key(args: &StoreArgs, name: &args::KeyArgs, work: impl AsyncFnOnce(&Stor
             Exit::Usage
         }
     }
+}
+
+/// The scope that is meant.
+fn scope(args: &args::CloseArgs) -> Result<Scope, String> {
+    if let (Some(gateway), Some(principal)) = (&args.gateway, &args.principal) {
+        let host = args.host.as_ref().map(|host| host.to_ascii_lowercase());
+        return Ok(crate::gateway::scope_of(
+            gateway.as_bytes(),
+            &show::bytes(principal)?,
+            host.as_ref().map(String::as_bytes),
+        ));
+    }
+    let scope = show::bytes(args.scope.as_deref().unwrap_or_default())?;
+    Scope::new(scope).map_err(|limit| limit.to_string())
 }
 
 fn key(name: &args::KeyArgs) -> Result<Key, String> {

@@ -260,3 +260,48 @@ fn a_store_that_is_not_there_is_named() {
     let (_, stderr, code) = keys(away.path(), &["list"]);
     assert!(code == 1 && stderr.contains("SEM0104"), "{stderr}");
 }
+
+/// Rule K13.
+#[tokio::test]
+async fn the_scope_of_a_deleted_principal_is_closed_and_its_answers_are_gone() {
+    let (folder, db) = store().await;
+    let ask = |more: &[&str]| {
+        let arguments = ["close", "--by", "ann", "--why", "account deleted", "--yes"];
+        keys(folder.path(), &[&arguments[..], more].concat())
+    };
+    let (_, stderr, code) = ask(&["nobody"]);
+    assert_eq!(code, 3, "{stderr}");
+    let (_, stderr, code) = ask(&[]);
+    assert_eq!(code, 2, "{stderr}");
+    let (_, stderr, code) = ask(&["orders"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(
+        stderr.contains("orders closed, 4 keys, by ann: account deleted"),
+        "{stderr}"
+    );
+    for id in [&b"runs"[..], b"done", b"lost", b"\xff\t"] {
+        let claim = Claim {
+            key: key(id),
+            fingerprint: Fingerprint::of(b"x"),
+            nonce: Nonce::random(),
+            owner_lost: OwnerLost::Hold,
+            lease_ms: 60_000,
+        };
+        let reply = db.claim(&claim).await.unwrap();
+        assert!(matches!(reply, ClaimReply::Gone { .. }), "{reply:?}");
+    }
+
+    // A gateway's caller is named as the gateway knows it.
+    let scope = Scope::of_parts(&[b"gateway", b"shop", b"ada", b"shop.example"]);
+    let theirs = Key::new(scope, "k").unwrap();
+    claimed(&db, &theirs).await;
+    let (_, stderr, code) = ask(&[
+        "--gateway",
+        "shop",
+        "--principal",
+        "ada",
+        "--host",
+        "Shop.Example",
+    ]);
+    assert!(code == 0 && stderr.contains("closed, 1 keys"), "{stderr}");
+}

@@ -65,7 +65,7 @@ impl Ticket {
             Self::Complete(it, _) => it.outcome.bytes().len(),
             Self::Settle(it, _) => match &it.verdict {
                 Verdict::Happened(outcome) => outcome.bytes().len(),
-                Verdict::DidNotHappen => 0,
+                Verdict::DidNotHappen | Verdict::Closed => 0,
             },
             Self::Claim(..) | Self::Extend(..) | Self::Release(..) | Self::Abandon(..) => 0,
         };

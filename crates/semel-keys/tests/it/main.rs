@@ -6,6 +6,7 @@
 )]
 
 mod batched;
+mod close;
 mod idempotent;
 mod quota;
 mod support;

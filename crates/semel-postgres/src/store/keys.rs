@@ -326,7 +326,7 @@ const SETTLE: Transition<Settlement, LeaseReply> = Transition {
     statement: |items, wait| {
         let outcome = |it: &Settlement| match &it.verdict {
             Verdict::Happened(outcome) => Some(outcome.clone()),
-            Verdict::DidNotHappen => None,
+            Verdict::DidNotHappen | Verdict::Closed => None,
         };
         query(SETTLE_SQL)
             .bind(scopes(items, |it| &it.key))
@@ -343,6 +343,7 @@ const SETTLE: Transition<Settlement, LeaseReply> = Transition {
             .bind(WITHDRAWN_MS)
             .bind(REMOVE_GRACE_MS)
             .bind(NONCES_MAX)
+            .bind(column(items, |it| it.verdict == Verdict::Closed))
     },
     won: |_, won, now| (None, LeaseReply::Ok(won.until.unwrap_or(now))),
     step: |record, settlement, now| step::settle(record, settlement, now),

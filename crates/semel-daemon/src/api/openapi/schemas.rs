@@ -216,6 +216,17 @@ fn settle() -> Value {
     )
 }
 
+fn close_scope() -> Value {
+    let closing = json!({
+        "scope": reference("Scope"),
+        "by": { "type": "string", "minLength": 1, "maxLength": BY_BYTES_MAX, "description": "Who; in bytes." },
+        "why": { "type": "string", "minLength": 1, "maxLength": WHY_BYTES_MAX, "description": "Why; in bytes." },
+        "limit": { "type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE_DEFAULT },
+        "page": { "type": "string", "description": "`next` of the request before, of the same scope." },
+    });
+    object(with(&[closing, kept()]), &["scope", "by", "why"])
+}
+
 fn many(field: &str, item: &str) -> Value {
     let items = json!({ field: {
         "type": "array", "minItems": 1, "maxItems": ITEMS_MAX, "items": reference(item),
@@ -274,6 +285,7 @@ fn requests() -> Vec<(&'static str, Value)> {
         ("Wait", object(with(&[key(), wait]), &["scope", "id", "wait_ms"])),
         ("List", object(list, &[])),
         ("Settle", settle()),
+        ("CloseScope", close_scope()),
     ]
 }
 
@@ -360,6 +372,14 @@ fn replies() -> Vec<(&'static str, Value)> {
         "id": { "type": "string", "minLength": 1, "maxLength": KEY_ID_BYTES_MAX },
         "until": moment("Until when it may be used for the first time, by the daemon's clock."),
     });
+    let closed = json!({
+        "closed": { "type": "integer", "minimum": 0, "description": "Keys of which only a tombstone is left now." },
+        "changed": {
+            "type": "integer", "minimum": 0,
+            "description": "Keys that somebody claimed or ended in between, or whose answer was lost: begin again.",
+        },
+        "next": { "type": "string", "description": "Send it as `page`; not there at the end of a pass." },
+    });
     vec![
         ("Issued", object(issued, &["id", "until"])),
         (
@@ -394,5 +414,6 @@ fn replies() -> Vec<(&'static str, Value)> {
         ("Record", states(true)),
         ("Listed", states(false)),
         ("Page", object(page, &["keys"])),
+        ("ScopeClosed", object(closed, &["closed", "changed"])),
     ]
 }

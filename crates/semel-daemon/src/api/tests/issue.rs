@@ -57,6 +57,24 @@ async fn an_issued_id_is_claimed_by_whom_it_was_issued_to() {
     assert_ne!(again.body["id"], *id, "never the same id twice");
 }
 
+/// It would be everybody's: whoever has read it in a form could run the operation first.
+#[tokio::test]
+async fn an_issued_id_without_its_principal_is_refused() {
+    let world = world(&[1]);
+    let issued = world
+        .ask("issue", json!({"scope": "orders", "principal": "ada"}))
+        .await;
+    let id = &issued.body["id"];
+    let bare = json!({"scope": "orders", "id": id, "input": "2 teapots", "nonce": MINE});
+    let refused = world.ask("claim", bare.clone()).await;
+    assert_eq!(refused.problem(), (422, "SEM0719", None));
+    assert!(refused.detail().contains("`principal`"), "{refused:?}");
+    let refused = world.ask("claim_many", json!({"claims": [bare]})).await;
+    assert_eq!(refused.problem(), (422, "SEM0719", None));
+    let ours = world.ask("claim", claim(id, "ada")).await;
+    assert_eq!(ours.status, 201, "nothing was done before: {ours:?}");
+}
+
 #[tokio::test]
 async fn an_id_past_its_time_is_refused_unless_it_was_used_in_time() {
     let world = world(&[1]);

@@ -170,6 +170,8 @@ impl KeyStore for Functions {
             let outcome = match &it.verdict {
                 Verdict::Happened(outcome) => Some(outcome),
                 Verdict::DidNotHappen => None,
+                // Scopes are closed by `semel keys close` and the key API, not from SQL.
+                Verdict::Closed => return self.0.settle_many(settlements).await,
             };
             let sql = "SELECT verdict, semel.us(coalesce(until, clock_timestamp())) AS until_us
                        FROM semel.settle($1, $2, $3, $4, $5, $6, $7)";

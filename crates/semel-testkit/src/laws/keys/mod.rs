@@ -67,6 +67,8 @@ macro_rules! key_laws {
             settled_outcome_is_given_to_duplicates
             settled_as_not_happened_the_key_is_free
             settlement_of_an_older_run_touches_no_later_one
+            closed_key_keeps_a_tombstone_and_no_outcome_whatever_it_was
+            closing_names_the_run_that_was_seen_and_can_be_repeated
             same_key_twice_in_a_batch_is_decided_in_order
             refused_item_does_not_fail_its_neighbours
             batch_over_the_limit_is_refused_and_names_the_limit

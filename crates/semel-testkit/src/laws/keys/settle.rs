@@ -1,7 +1,7 @@
 //! What a person or a hook decides about an unknown key.
 
-use semel_core::KeyStoreExt;
-use semel_core::claim::{Claim, ClaimReply, LeaseReply, Settlement, Token, Verdict, succeeded};
+use semel_core::claim::{Claim, ClaimReply, LeaseReply, Settlement, StateName, Token, Verdict, succeeded};
+use semel_core::{Fingerprint, KeyStoreExt};
 
 use super::{KEEP, World, duplicate, is_ok};
 
@@ -71,4 +71,64 @@ pub async fn settlement_of_an_older_run_touches_no_later_one(w: &World) {
     }
     let reply = w.claim(&duplicate(&claim)).await;
     assert_eq!(reply, ClaimReply::Unknown { token: second.token });
+}
+
+/// Rule K13: of a key that is done, running or unknown nothing can be read any more, and nobody runs it again.
+pub async fn closed_key_keeps_a_tombstone_and_no_outcome_whatever_it_was(w: &World) {
+    let (done, running, unknown) = (w.request(), w.request(), w.request());
+    let finished = w.granted(&done).await;
+    assert!(is_ok(w.complete(&done, finished, "secret").await));
+    let lost = w.granted(&unknown).await;
+    w.lease_ends().await;
+    let runs = w.granted(&running).await;
+    for (claim, lease) in [(&done, finished), (&running, runs), (&unknown, lost)] {
+        assert!(is_ok(settle(w, claim, lease.token, Verdict::Closed).await));
+        let reply = w.claim(&duplicate(claim)).await;
+        assert!(matches!(reply, ClaimReply::Gone { .. }), "{reply:?}");
+        let record = w.store.read(&claim.key).await.unwrap().unwrap();
+        assert_eq!(record.state.name(), Some(StateName::Tombstone));
+        assert_eq!(record.outcome_bytes(), 0);
+    }
+    // A run that was on its way stores nothing; the answer to a completion that was stored can still be asked for again.
+    for (claim, lease) in [(&running, runs), (&unknown, lost)] {
+        assert_eq!(w.complete(claim, lease, "late").await, LeaseReply::Conflict);
+        assert_eq!(w.extend(claim, lease).await, LeaseReply::LeaseLost);
+    }
+    assert!(is_ok(w.complete(&done, finished, "secret").await));
+    let other = Claim {
+        fingerprint: Fingerprint::of(b"another request"),
+        ..duplicate(&done)
+    };
+    assert_eq!(w.claim(&other).await, ClaimReply::Mismatch);
+    // And the tombstone has an end: nothing is left then.
+    w.pass_ms(KEEP.retention_ms + KEEP.tombstone_ms).await;
+    let next = w.granted(&duplicate(&done)).await;
+    assert!(next.token > finished.token);
+}
+
+/// A later run is not touched; an absent key is closed already, and so is a closed one.
+pub async fn closing_names_the_run_that_was_seen_and_can_be_repeated(w: &World) {
+    let claim = w.request();
+    assert!(is_ok(settle(w, &claim, Token(1), Verdict::Closed).await));
+    let lease = w.granted(&claim).await;
+    let stale = Token(lease.token.0 - 1);
+    assert_eq!(
+        settle(w, &claim, stale, Verdict::Closed).await,
+        LeaseReply::LeaseLost
+    );
+    assert!(is_ok(w.complete(&claim, lease, "kept").await));
+    assert_eq!(
+        settle(w, &claim, stale, Verdict::Closed).await,
+        LeaseReply::LeaseLost
+    );
+    assert_eq!(w.outcome(&claim).await, Some(succeeded("kept")));
+    for _ in 0..2 {
+        assert!(is_ok(settle(w, &claim, lease.token, Verdict::Closed).await));
+    }
+    for verdict in [Verdict::DidNotHappen, happened("other")] {
+        assert_eq!(
+            settle(w, &claim, lease.token, verdict).await,
+            LeaseReply::Conflict
+        );
+    }
 }
