@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::definition::{Definition, Step};
+use super::definition::{Definition, KEYED_MARGIN_MS, Participant, Step};
 use crate::key::derive;
 use crate::limits::{self, LimitExceeded};
 
@@ -46,6 +46,14 @@ pub enum DefinitionError {
         "SEM0501: step {0} has no compensation; give it one, mark it read_only, make it the pivot, or put it after the pivot"
     )]
     NoCompensation(String),
+    /// A window where nobody keeps keys, or one that leaves no time for a repeat.
+    #[error("SEM0501: step {step}: window_ms {why}")]
+    Window {
+        /// The step.
+        step: String,
+        /// What is wrong, and what to do.
+        why: String,
+    },
     /// A step that changes nothing has a compensation.
     #[error("SEM0501: step {0} is read_only and has a compensation; remove one of the two")]
     ReadOnlyCompensated(String),
@@ -301,6 +309,22 @@ fn check_step(
 ) -> Result<(), DefinitionError> {
     if it.read_only && it.compensation.is_some() {
         return Err(DefinitionError::ReadOnlyCompensated(it.name.clone()));
+    }
+    if let Some(window) = it.window_ms {
+        let least = KEYED_MARGIN_MS.saturating_add(it.attempt_timeout_ms);
+        let why = if it.participant != Participant::Keyed {
+            Some("is for participant keyed; leave it out".to_owned())
+        } else if window <= least {
+            Some(format!(
+                "= {window} leaves no time for a repeat: it must exceed one attempt and the margin, {least} together"
+            ))
+        } else {
+            None
+        };
+        if let Some(why) = why {
+            let step = it.name.clone();
+            return Err(DefinitionError::Window { step, why });
+        }
     }
     let mut needs_compensation = !it.read_only && !it.pivot;
     if let Some(pivot) = pivot {

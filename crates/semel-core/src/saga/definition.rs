@@ -34,6 +34,13 @@ pub struct Definition {
     pub steps: Vec<Step>,
 }
 
+/// Milliseconds for which a keyed participant is taken to remember a key where the definition does not say: a day, the least
+/// that services that take keys usually promise.
+pub const KEYED_WINDOW_MS_DEFAULT: u64 = 86_400_000;
+/// Milliseconds before the end of that time, beside one attempt, from which a key is not sent again: clocks differ, and
+/// requests are under way for a while.
+pub const KEYED_MARGIN_MS: u64 = 60_000;
+
 /// How a participant deals with a call that comes twice. What is not true must not be declared: it decides what may be
 /// repeated and what a refusal proves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
@@ -66,6 +73,11 @@ pub struct Step {
     pub after: Option<Vec<String>>,
     /// What the participant does with duplicates. Default `none`.
     pub participant: Participant,
+    /// Milliseconds for which a keyed participant remembers a key, from its first request: what it promises, not what you
+    /// hope. Later than this less [`KEYED_MARGIN_MS`] and one attempt, nothing is repeated there: a person decides (rule
+    /// K14). Only of keyed participants; where it is left out, [`KEYED_WINDOW_MS_DEFAULT`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window_ms: Option<u64>,
     /// Budget of the action. Default: [`RetryPolicy::default`], for a retriable step [`patient`].
     pub retry: RetryPolicy,
     /// Budget of the compensation, always a full one of its own. Default: a day.
@@ -93,6 +105,7 @@ struct WrittenStep {
     after: Option<Vec<String>>,
     #[serde(default)]
     participant: Participant,
+    window_ms: Option<u64>,
     retry: Option<RetryPolicy>,
     compensation_retry: Option<RetryPolicy>,
     attempt_timeout_ms: Option<u64>,
@@ -114,6 +127,7 @@ impl From<WrittenStep> for Step {
             compensation: written.compensation,
             after: written.after,
             participant: written.participant,
+            window_ms: written.window_ms,
             retry: written.retry.unwrap_or(step.retry),
             compensation_retry: written.compensation_retry.unwrap_or(step.compensation_retry),
             attempt_timeout_ms: written.attempt_timeout_ms.unwrap_or(step.attempt_timeout_ms),
@@ -186,6 +200,7 @@ impl Step {
             compensation: None,
             after: None,
             participant: Participant::None,
+            window_ms: None,
             retry: RetryPolicy::default(),
             compensation_retry: patient(),
             attempt_timeout_ms: ATTEMPT_TIMEOUT_MS_DEFAULT,
@@ -221,6 +236,23 @@ impl Step {
     pub const fn keyed(mut self) -> Self {
         self.participant = Participant::Keyed;
         self
+    }
+
+    /// The participant deduplicates by `Idempotency-Key`, and remembers keys for so many milliseconds.
+    #[must_use]
+    pub const fn keyed_for_ms(mut self, window_ms: u64) -> Self {
+        self.participant = Participant::Keyed;
+        self.window_ms = Some(window_ms);
+        self
+    }
+
+    /// Milliseconds after a key was first sent in which it may be sent again; `None` where time does not matter: a barrier
+    /// has rules of its own, and what is only read may always be read again.
+    pub(crate) fn repeat_ms(&self) -> Option<u64> {
+        (self.participant == Participant::Keyed && !self.read_only).then(|| {
+            let window = self.window_ms.unwrap_or(KEYED_WINDOW_MS_DEFAULT);
+            window.saturating_sub(KEYED_MARGIN_MS.saturating_add(self.attempt_timeout_ms))
+        })
     }
 
     /// Sets the action's budget.

@@ -113,6 +113,22 @@ pub struct Progress {
     pub last: Option<String>,
 }
 
+/// When the calls under one key began, whatever budgets they were made under since (rule K14).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sent {
+    /// When the first of them was to leave.
+    pub at: Timestamp,
+    /// That first one is out still: when it turns out never to have left, nothing was sent.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub first: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+const fn is_false(value: &bool) -> bool {
+    !*value
+}
+
 /// Whether a call is out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -145,6 +161,12 @@ pub struct StepRecord {
     /// The participant said that the action happened. A compensation passes it on (rule S2).
     #[serde(default)]
     pub succeeded: bool,
+    /// When the action was first sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub action_sent: Option<Sent>,
+    /// When the compensation was first sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compensation_sent: Option<Sent>,
     /// Some attempt ended without a certain answer, so it may have happened.
     #[serde(default)]
     pub maybe: bool,
@@ -200,6 +222,8 @@ impl Instance {
             undo: Progress::default(),
             output: None,
             succeeded: false,
+            action_sent: None,
+            compensation_sent: None,
             maybe: false,
             needs_person: None,
         };
@@ -335,6 +359,14 @@ impl Instance {
 }
 
 impl StepRecord {
+    /// When the calls under this operation's key began.
+    pub(crate) const fn sent(&mut self, op: Op) -> &mut Option<Sent> {
+        match op {
+            Op::Action => &mut self.action_sent,
+            Op::Compensation => &mut self.compensation_sent,
+        }
+    }
+
     pub(super) fn next_retry(&self, turned: bool) -> Option<Timestamp> {
         let phase = match (turned, self.state) {
             (false, StepState::Started) => self.action.phase,

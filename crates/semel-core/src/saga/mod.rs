@@ -24,7 +24,6 @@
 //! # Not yet
 //! Signals, approvals, timers of one's own, status URLs, `mark` by an operator, retry with edited input, sub-sagas, and
 //! the rescan after a restore (rule S9: a participant that has seen a later epoch makes the saga `Stuck`).
-//! A keyed participant's memory is not asked for: choose budgets shorter than it remembers keys (rule K14).
 //!
 //! # Limits
 //! `SAGA_*` in [`limits`](crate::limits).
@@ -42,12 +41,16 @@ mod payload;
 mod sim;
 pub mod step;
 mod undo;
+mod window;
 
 pub use barrier::{BarrierCall, BarrierCode};
 pub use call::{ActionFacts, Answer, Call, call_for};
 pub use check::{CheckedDefinition, DefinitionError};
-pub use definition::{ATTEMPT_TIMEOUT_MS_DEFAULT, Definition, Participant, Step, patient};
-pub use instance::{INSTANCE_FORMAT, Instance, Phase, Progress, Status, StepRecord, StepState, Turned};
+pub use definition::{
+    ATTEMPT_TIMEOUT_MS_DEFAULT, Definition, KEYED_MARGIN_MS, KEYED_WINDOW_MS_DEFAULT, Participant, Step,
+    patient,
+};
+pub use instance::{INSTANCE_FORMAT, Instance, Phase, Progress, Sent, Status, StepRecord, StepState, Turned};
 pub use log::{LogEntry, LogRow};
 pub use names::{Op, SagaId, step_key};
 pub use step::{Context, Decision, Event};

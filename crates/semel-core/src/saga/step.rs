@@ -4,7 +4,7 @@ use super::call::Answer;
 use super::check::{CheckedDefinition, members};
 use super::code;
 use super::definition::{Participant, Step};
-use super::instance::{Instance, Phase, Progress, Status, StepState};
+use super::instance::{Instance, Phase, Progress, Sent, Status, StepState};
 use super::log::LogEntry;
 use super::names::Op;
 use crate::host::Timestamp;
@@ -200,6 +200,10 @@ impl Machine<'_> {
             let retry = self.instance.steps[step].next_retry(false);
             let due = retry.is_some_and(|at| at <= self.context.now);
             if due || forward_ready(&self.instance, self.definition, step) {
+                if let Some(why) = self.forgotten_by_now(step, Op::Action) {
+                    self.unknown(step, why, true);
+                    continue;
+                }
                 self.instance.steps[step].state = StepState::Started;
                 self.launch(step, Op::Action, false);
             }
@@ -210,6 +214,11 @@ impl Machine<'_> {
     pub(super) fn launch(&mut self, step: usize, op: Op, undoing: bool) {
         let now = self.context.now;
         let record = &mut self.instance.steps[step];
+        let sent = record.sent(op);
+        *sent = Some(Sent {
+            at: sent.map_or(now, |sent| sent.at),
+            first: sent.is_none(),
+        });
         let progress = if undoing {
             &mut record.undo
         } else {
@@ -253,6 +262,7 @@ impl Machine<'_> {
         };
         match (op, record.state, record.action.phase, record.undo.phase) {
             (Op::Action, StepState::Started, Phase::InFlight, _) => {
+                self.left(step, op, &answer);
                 self.note_answer(step, op, &answer);
                 if self.instance.turned.is_some() {
                     self.late_answer(step, answer);
@@ -261,10 +271,12 @@ impl Machine<'_> {
                 }
             }
             (Op::Action, StepState::Unknown, _, Phase::InFlight) => {
+                self.left(step, op, &answer);
                 self.note_answer(step, op, &answer);
                 self.drive_answer(step, answer);
             }
             (Op::Compensation, StepState::Compensating, _, Phase::InFlight) => {
+                self.left(step, op, &answer);
                 self.note_answer(step, op, &answer);
                 self.undo_answer(step, answer);
             }

@@ -57,8 +57,14 @@ impl Machine<'_> {
                     "nobody knows whether it happened; look, then undo it by hand".into(),
                 );
             }
-            (StepState::Unknown, Participant::Keyed) => self.launch(step, Op::Action, true),
+            (StepState::Unknown, Participant::Keyed) => match self.forgotten_by_now(step, Op::Action) {
+                Some(why) => self.stuck(step, why),
+                None => self.launch(step, Op::Action, true),
+            },
             _ => {
+                if let Some(why) = self.forgotten_by_now(step, Op::Compensation) {
+                    return self.stuck(step, why);
+                }
                 self.instance.steps[step].state = StepState::Compensating;
                 self.launch(step, Op::Compensation, true);
             }

@@ -556,3 +556,141 @@ fn an_abandoned_saga_is_terminal_and_says_by_whom() {
     );
     assert!(saga.sent.is_empty());
 }
+
+const DAY_MS: i64 = 86_400_000;
+
+/// Rule K14: stuck for three days, then asked for again by its key at a participant that keeps keys for one day.
+#[test]
+fn a_key_that_its_participant_may_have_forgotten_is_not_sent_again_whoever_asks() {
+    let mut saga = Saga::chain(Participant::Keyed);
+    saga.acts("a", ok());
+    saga.sends("b", Op::Action);
+    saga.now = saga.now.plus_ms(3 * DAY_MS);
+    saga.feed(Event::Resume {
+        accepted_at: Timestamp(0),
+        live: Vec::new(),
+    });
+    assert_eq!(
+        (saga.sent.len(), saga.state("b"), saga.instance.status),
+        (0, StepState::CompensationStuck, Status::Stuck)
+    );
+    let why = saga.instance.step("b").unwrap().needs_person.clone().unwrap();
+    assert!(
+        why.contains("first sent at 1970-01-01") && why.contains("window_ms"),
+        "{why}"
+    );
+    saga.feed(Event::Retry { by: "ann".into() });
+    assert_eq!((saga.sent.len(), saga.instance.status), (0, Status::Stuck));
+}
+
+#[test]
+fn a_participant_that_remembers_for_a_week_is_asked_again_after_three_days() {
+    let week = |name| {
+        let step = undoable(name, Participant::Keyed);
+        step.keyed_for_ms(7 * 86_400_000)
+    };
+    let mut saga = Saga::of(Definition::new("s").step(week("a")).step(week("b")));
+    saga.now = saga.now.plus_ms(3 * DAY_MS);
+    saga.feed(Event::Resume {
+        accepted_at: Timestamp(0),
+        live: Vec::new(),
+    });
+    saga.sends("a", Op::Action);
+    saga.acts("a", lost());
+    saga.now = saga.now.plus_ms(5 * DAY_MS);
+    saga.feed(Event::Retry { by: "ann".into() });
+    assert_eq!((saga.sent.len(), saga.instance.status), (0, Status::Stuck));
+}
+
+/// A person's retry gives a fresh budget; the key is as old as before.
+#[test]
+fn past_the_pivot_a_persons_retry_does_not_make_a_key_younger() {
+    let pivot = Step {
+        compensation: None,
+        ..undoable("p", Participant::Keyed)
+    };
+    let mut saga = Saga::of(Definition::new("s").step(pivot.pivot()));
+    saga.acts("p", lost())
+        .timer()
+        .acts("p", lost())
+        .timer()
+        .acts("p", lost());
+    assert_eq!(saga.instance.status, Status::Stuck);
+    saga.now = saga.now.plus_ms(DAY_MS / 2);
+    saga.feed(Event::Retry { by: "ann".into() });
+    saga.sends("p", Op::Action);
+    saga.acts("p", lost())
+        .timer()
+        .acts("p", lost())
+        .timer()
+        .acts("p", lost());
+    saga.now = saga.now.plus_ms(DAY_MS / 2);
+    saga.feed(Event::Retry { by: "ann".into() });
+    assert_eq!(
+        (saga.sent.len(), saga.state("p"), saga.instance.status),
+        (0, StepState::Unknown, Status::Stuck)
+    );
+}
+
+#[test]
+fn a_compensation_that_its_participant_may_have_forgotten_is_stuck() {
+    let mut saga = Saga::chain(Participant::Keyed);
+    saga.acts("a", ok());
+    saga.feed(cancel());
+    saga.acts("b", no()).sends("a", Op::Compensation);
+    saga.now = saga.now.plus_ms(2 * DAY_MS);
+    saga.undoes("a", lost());
+    saga.feed(Event::Timer);
+    assert_eq!(
+        (saga.sent.len(), saga.state("a")),
+        (0, StepState::CompensationStuck)
+    );
+    saga.feed(Event::Retry { by: "ann".into() });
+    assert_eq!(
+        (saga.sent.len(), saga.state("a")),
+        (0, StepState::CompensationStuck)
+    );
+}
+
+/// Nothing left, so nobody can have forgotten anything.
+#[test]
+fn time_in_which_nothing_was_sent_does_not_count_and_a_barrier_has_no_window() {
+    let patient = |kind| Step {
+        retry: crate::saga::patient(),
+        ..undoable("a", kind)
+    };
+    let mut saga = Saga::of(Definition::new("s").step(patient(Participant::Keyed)));
+    saga.acts("a", Answer::NotSent("closed".into()));
+    assert_eq!(saga.instance.step("a").unwrap().action_sent, None);
+    saga.timer().sends("a", Op::Action);
+    let sent = saga.instance.step("a").unwrap().action_sent.unwrap();
+    assert_eq!((sent.at, sent.first), (saga.now, true));
+    saga.acts("a", lost()).timer();
+    saga.acts("a", Answer::NotSent("closed".into()));
+    let kept = saga.instance.step("a").unwrap().action_sent.unwrap();
+    assert_eq!((kept.at, kept.first), (sent.at, false), "the one before it left");
+
+    let mut saga = Saga::chain(Participant::Barrier);
+    saga.now = saga.now.plus_ms(300 * DAY_MS);
+    saga.feed(Event::Resume {
+        accepted_at: Timestamp(0),
+        live: Vec::new(),
+    });
+    saga.sends("a", Op::Compensation);
+}
+
+#[test]
+fn a_window_without_keys_or_without_time_is_refused_by_name() {
+    let refused = |step: Step| Definition::new("s").step(step).check().unwrap_err().to_string();
+    let none = Step {
+        window_ms: Some(DAY_MS as u64),
+        ..undoable("a", Participant::Barrier)
+    };
+    assert!(refused(none).contains("step a: window_ms is for participant keyed"));
+    let short = undoable("a", Participant::Keyed).keyed_for_ms(60_000);
+    let text = refused(short);
+    assert!(
+        text.contains("SEM0501: step a: window_ms = 60000 leaves no time"),
+        "{text}"
+    );
+}
