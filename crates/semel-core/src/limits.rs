@@ -52,7 +52,7 @@ pub struct LimitExceeded {
     /// Largest allowed value.
     pub max: u64,
     /// What was given.
-    pub actual: u64,
+    pub actual: i128,
     /// What to do about it.
     pub help: &'static str,
 }
@@ -75,11 +75,35 @@ pub const fn check(
             unit,
             min,
             max,
-            actual,
+            actual: actual as i128,
             help,
         });
     }
     Ok(())
+}
+
+/// Checks a number that may be negative, such as a time from a request, against `min..=max`.
+///
+/// # Errors
+/// [`LimitExceeded`], naming the limit and what to do.
+pub fn check_signed(
+    what: &'static str,
+    unit: &'static str,
+    actual: i64,
+    min: u64,
+    max: u64,
+    help: &'static str,
+) -> Result<(), LimitExceeded> {
+    u64::try_from(actual)
+        .map_err(|_| LimitExceeded {
+            what,
+            unit,
+            min,
+            max,
+            actual: actual.into(),
+            help,
+        })
+        .and_then(|natural| check(what, unit, natural, min, max, help))
 }
 
 /// Checks the size of a batch against [`BATCH_ITEMS_MAX`].

@@ -1,8 +1,11 @@
 //! Settings of a layer, each with its default and its limit.
 
+use std::sync::Arc;
+
 use http::Method;
 use http::header::HeaderName;
 use semel_core::claim::WITHDRAWN_MS;
+use semel_core::issued::IssuedIds;
 use semel_core::limits::{self, LimitExceeded};
 use semel_core::{Keep, OwnerLost, RetryPolicy};
 
@@ -37,6 +40,41 @@ pub enum Mode {
     Shadow,
 }
 
+/// Keys that the server gave out: [`Config::issued`].
+///
+/// Give one out with the request's scope, as your [`ScopeResolver`](crate::ScopeResolver) makes it, and put it where the
+/// client sends its key from ([`Config::body_keys`] for a form). One that was made up, was given out to another caller, or
+/// whose time is over before it was used is refused (SEM0432, SEM0433), and nothing is run. One that was used in time is
+/// answered by its record for as long as that is kept.
+///
+/// ```
+/// # fn f(secret: semel_keys::Secret) -> Result<(), Box<dyn std::error::Error>> {
+/// use std::sync::Arc;
+/// use semel_core::{Clock as _, Scope, SystemClock, host::random_16};
+/// use semel_http::{BodyKey, Config, IssuedKeys};
+/// use semel_keys::Issuer;
+///
+/// let issuer = Arc::new(Issuer::new([secret])?);
+/// let config = Config {
+///     body_keys: vec![BodyKey::Form("order_key".to_owned())],
+///     issued: Some(IssuedKeys { ids: issuer.clone(), required: true }),
+///     ..Config::default()
+/// };
+///
+/// // GET /orders/new, of user 4: the form's hidden field.
+/// let scope = Scope::of_parts(&[b"orders", b"user-4"]);
+/// let field = issuer.issue_in(&scope, SystemClock.now().plus_ms(3_600_000), random_16());
+/// # let _ = (config, field);
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct IssuedKeys {
+    /// What recognises them.
+    pub ids: Arc<dyn IssuedIds>,
+    /// Whether a key that has not their form is refused. Else it is the client's own.
+    pub required: bool,
+}
+
 /// Settings of a layer. `Config::default()` is meant to be right for most services.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -50,6 +88,9 @@ pub struct Config {
     /// Fields of the body that may carry the key. Bodies of such routes are read before it is known whether there is a
     /// key. Default none.
     pub body_keys: Vec<BodyKey>,
+    /// Keys that the server gave out, such as the hidden field of a form that a browser may send twice. Default none: every
+    /// key is the client's own.
+    pub issued: Option<IssuedKeys>,
     /// Bytes of a key at most, decoded: 1 to 255. Default 255.
     pub key_bytes_max: usize,
     /// Methods that must carry a key; others may. Safe methods ignore it. Default none.
@@ -113,6 +154,7 @@ impl Default for Config {
             key_form: KeyForm::Lenient,
             aliases: Vec::new(),
             body_keys: Vec::new(),
+            issued: None,
             key_bytes_max: limits::KEY_ID_BYTES_MAX,
             required_for: Vec::new(),
             ignored_for: Vec::new(),
@@ -178,10 +220,10 @@ impl Config {
             help,
         )?;
         // Below 3 ms a renewal at a third would come at once, for ever.
-        limits::check(
+        limits::check_signed(
             "lease_ms",
             "ms",
-            u64::try_from(self.lease_ms).unwrap_or(0),
+            self.lease_ms,
             3,
             limits::LEASE_MS_MAX as u64,
             help,

@@ -63,7 +63,6 @@
 //!
 //! # Not yet
 //! - Storing the answer in the handler's own transaction.
-//! - Keys given by the server.
 //! - A streamed answer that ends within the limit is sent when it is whole; `text/event-stream` is sent on as it comes.
 //!
 //! # Where it goes
@@ -84,6 +83,7 @@ mod config;
 pub mod fingerprint;
 pub mod headers;
 mod info;
+mod issued;
 pub mod key;
 mod layer;
 mod observe;
@@ -100,7 +100,7 @@ mod within;
 
 pub use body::{Body, BoxError};
 pub use builder::{Builder, NoScope, Scoped};
-pub use config::{Config, FINGERPRINT_HEADERS_MAX, Mode, Outage};
+pub use config::{Config, FINGERPRINT_HEADERS_MAX, IssuedKeys, Mode, Outage};
 pub use fingerprint::{Pointer, Profile};
 pub use info::ClaimInfo;
 pub use key::BodyKey;

@@ -15,6 +15,10 @@ pub enum ProblemKind {
     KeyMissing,
     /// Not exactly one valid key.
     KeyMalformed,
+    /// The key is not one that the server gave out to this caller.
+    KeyNotIssued,
+    /// The key was given out, and its time was over before it was used.
+    IssuedKeyExpired,
     /// The request's body is over the limit.
     RequestTooLarge,
     /// The request's body broke off.
@@ -70,6 +74,20 @@ impl ProblemKind {
                 "key-malformed",
                 400,
                 "The idempotency key is not valid",
+                Refused,
+            ),
+            Self::KeyNotIssued => (
+                "SEM0432",
+                "key-not-issued",
+                422,
+                "The key was not given out to this caller",
+                Refused,
+            ),
+            Self::IssuedKeyExpired => (
+                "SEM0433",
+                "issued-key-expired",
+                422,
+                "The key's time was over before it was used",
                 Refused,
             ),
             Self::RequestTooLarge => (

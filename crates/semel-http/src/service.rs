@@ -25,7 +25,7 @@ use crate::run::{self, Detach, Job, Turn};
 use crate::scope::ScopeError;
 use crate::shared::Shared;
 use crate::wait::{NoWait, WaitEnd};
-use crate::{fingerprint, key};
+use crate::{fingerprint, issued, key};
 
 /// A service behind an [`IdempotencyLayer`](crate::IdempotencyLayer).
 #[derive(Clone)]
@@ -163,7 +163,9 @@ fn scoped(shared: &Shared, parts: &Parts, id: &[u8]) -> Result<Key, Refusal> {
         };
         Refusal(kind, error.to_string())
     })?;
-    Key::new(scope, id).map_err(|limit| Refusal(ProblemKind::KeyMalformed, limit.to_string()))
+    let key = Key::new(scope, id).map_err(|limit| Refusal(ProblemKind::KeyMalformed, limit.to_string()))?;
+    issued::check(&shared.config, &key).map_err(|why| Refusal(ProblemKind::KeyNotIssued, why))?;
+    Ok(key)
 }
 
 /// What becomes of a request on its way to the claim.
@@ -303,6 +305,11 @@ where
     };
     if shared.config.mode == Mode::Shadow {
         return Box::pin(run::shadow(&shared, job)).await;
+    }
+    if let Some(until) = issued::over_since(&shared.config, &job.key, SystemClock.now())
+        && let Some(refusal) = issued::unless_used(&shared, &job.key, until).await
+    {
+        return Ok(refusal);
     }
     let mut deadline = None;
     loop {

@@ -9,6 +9,7 @@ use http::Response;
 use http::header::HeaderValue;
 use http::request::Parts;
 use semel_core::claim::Reconcile;
+use semel_core::quiet::Quiet;
 use semel_core::{Key, KeyStore, OwnerLost, Timestamp};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -44,6 +45,8 @@ pub(crate) struct Common {
     pub(crate) waiters: Arc<Waiters>,
     pub(crate) latency: Latency,
     pub(crate) running: AtomicUsize,
+    /// Whether a failure of the store is logged.
+    pub(crate) quiet: Quiet,
 }
 
 /// What the requests of one route share: its settings, and what it shares with the other routes.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use hmac::{Hmac, Mac as _};
+use semel_core::issued::IssuedIds;
 use semel_core::key::{derive, hex};
 use semel_core::limits::{self, LimitExceeded};
 use semel_core::{Key, Scope, Timestamp};
@@ -163,11 +164,19 @@ impl Issuer {
         format!("{body}.{}", hex(&signature[..SIGNATURE_BYTES]))
     }
 
+    /// A new id for a scope that belongs to one principal, as those of the HTTP layer and of gateways do; they recognise it
+    /// by [`IssuedIds`]. Else as [`issue`](Self::issue).
+    #[must_use]
+    pub fn issue_in(&self, scope: &Scope, until: Timestamp, random: [u8; 16]) -> String {
+        self.issue(scope, b"", until, random)
+    }
+
     /// Whether this has the form of an issued id, whoever made it: such an id means something only together with its
     /// principal, so what claims it without one is refused.
     #[must_use]
     pub fn has_form(id: &[u8]) -> bool {
-        let hex_of = |part: &str, length| part.len() == length && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let hex_of =
+            |part: &str, length| part.len() == length && part.bytes().all(|byte| byte.is_ascii_hexdigit());
         let Ok(text) = std::str::from_utf8(id) else {
             return false;
         };
@@ -233,6 +242,17 @@ impl Issuer {
     }
 }
 
+impl IssuedIds for Issuer {
+    fn has_form(&self, id: &[u8]) -> bool {
+        Self::has_form(id)
+    }
+
+    fn good_until(&self, id: &[u8], scope: &Scope) -> Result<Timestamp, String> {
+        let checked = self.check_at(id, scope, b"");
+        checked.map(|(_, until)| until).map_err(|error| error.to_string())
+    }
+}
+
 /// Bytes of a signature in an id.
 const SIGNATURE_BYTES: usize = 20;
 
@@ -295,6 +315,35 @@ mod tests {
             "{late}"
         );
         assert!(!id.contains("ada"), "it names nobody");
+    }
+
+    #[test]
+    fn its_form_is_known_without_a_secret() {
+        let issuer = Issuer::new([secret(1)]).unwrap();
+        let id = issued(&issuer);
+        assert!(Issuer::has_form(id.as_bytes()));
+        for other in [
+            "order-7",
+            "s1.a.b.c.d.e",
+            "",
+            &id[1..],
+            &id[..118],
+            &id.replace("s1.", "s2."),
+            "8e03978e-40d5-43dd-bc93-6894a57f9324",
+        ] {
+            assert!(!Issuer::has_form(other.as_bytes()), "{other}");
+        }
+    }
+
+    #[test]
+    fn an_id_of_a_scope_is_good_in_that_scope_alone() {
+        let issuer = Issuer::new([secret(1)]).unwrap();
+        let id = issuer.issue_in(&scope("orders/ada"), UNTIL, [9; 16]);
+        assert_eq!(issuer.good_until(id.as_bytes(), &scope("orders/ada")), Ok(UNTIL));
+        let other = issuer.good_until(id.as_bytes(), &scope("orders/bob"));
+        assert!(other.unwrap_err().contains("SEM0114"));
+        let of_a_principal = issuer.good_until(issued(&issuer).as_bytes(), &scope("orders"));
+        assert!(of_a_principal.is_err());
     }
 
     #[test]

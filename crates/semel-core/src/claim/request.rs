@@ -102,13 +102,10 @@ impl Keep {
     /// [`LimitExceeded`].
     pub fn check(&self) -> Result<(), LimitExceeded> {
         let max = limits::RETENTION_MS_MAX as u64;
-        // A negative number reads as one that is outside of the range on either side.
-        let retention = u64::try_from(self.retention_ms).unwrap_or(0);
         let help = "choose retention_ms within the limit";
-        limits::check("retention", "ms", retention, 1, max, help)?;
-        let tombstone = u64::try_from(self.tombstone_ms).unwrap_or(u64::MAX);
+        limits::check_signed("retention", "ms", self.retention_ms, 1, max, help)?;
         let help = "choose tombstone_ms within the limit";
-        limits::check("tombstone", "ms", tombstone, 0, max, help)
+        limits::check_signed("tombstone", "ms", self.tombstone_ms, 0, max, help)
     }
 }
 
@@ -240,9 +237,9 @@ pub fn succeeded(output: impl Into<Bytes>) -> StoredOutcome {
 }
 
 fn check_lease(lease_ms: i64) -> Result<(), LimitExceeded> {
-    let actual = u64::try_from(lease_ms).unwrap_or(0);
     let max = limits::LEASE_MS_MAX as u64;
-    limits::check("lease", "ms", actual, 1, max, "choose lease_ms within the limit")
+    let help = "choose lease_ms within the limit";
+    limits::check_signed("lease", "ms", lease_ms, 1, max, help)
 }
 
 /// Refuses an outcome over [`limits::OUTCOME_BYTES_MAX`].

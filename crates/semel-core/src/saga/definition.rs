@@ -336,7 +336,7 @@ mod tests {
         let step = Step::new("pay", "http://x")
             .compensated_by("http://y")
             .after(["a"])
-            .keyed()
+            .keyed_for_ms(86_400_000)
             .with_attempt_timeout_ms(5);
         assert_eq!(read(&serde_json::to_string(&step).unwrap()), step);
         let stored = serde_json::to_string(&Step::new("s", "http://x").retriable()).unwrap();

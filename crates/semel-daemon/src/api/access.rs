@@ -252,13 +252,13 @@ mod tests {
     }
 
     #[test]
-    fn settling_is_only_for_those_who_are_told_so() {
+    fn settling_and_closing_are_only_for_those_who_are_told_so() {
         let shop = access().grant(Some(b"Bearer new-token-of-shop")).unwrap();
         let may: Vec<_> = Operation::ALL
             .into_iter()
             .filter(|op| !shop.allows(*op))
             .collect();
-        assert_eq!(may, [Operation::Settle]);
+        assert_eq!(may, [Operation::Settle, Operation::Close]);
     }
 
     #[test]

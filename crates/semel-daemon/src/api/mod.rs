@@ -63,6 +63,8 @@ pub(crate) struct Limits {
     pub(crate) request_max: Duration,
     /// Requests in work at a time, those that wait not counted.
     pub(crate) requests_max: usize,
+    /// Bytes of outputs in one answer of several items.
+    pub(crate) reply_bytes_max: usize,
     /// Requests that wait for a key at a time.
     pub(crate) waiters_max: usize,
 }

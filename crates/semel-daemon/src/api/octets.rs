@@ -153,13 +153,6 @@ impl From<OwnerLostWord> for OwnerLost {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Whole(pub(crate) i64);
 
-impl Whole {
-    /// The number, where it is not negative.
-    pub(crate) fn natural(self) -> Option<u64> {
-        u64::try_from(self.0).ok()
-    }
-}
-
 impl<'de> Deserialize<'de> for Whole {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(WholeVisitor)

@@ -184,7 +184,10 @@ impl Asked<'_> {
             return Err(Problem::new(Kind::NoSuchOperation, detail));
         };
         let until = SystemClock.now().plus_ms(issuing.good_ms);
-        let id = issuer.issue(&issuing.scope, &issuing.principal.0, until, random_16());
+        let id = match &issuing.principal {
+            Some(principal) => issuer.issue(&issuing.scope, &principal.0, until, random_16()),
+            None => issuer.issue_in(&issuing.scope, until, random_16()),
+        };
         Ok(issued(&id, until))
     }
 
@@ -307,8 +310,24 @@ impl Asked<'_> {
         let call = self.store.claim_many(&claims_only);
         let replies = self.write_many("claim", claims_only.len(), call).await;
         orphans.into_iter().flatten().for_each(Orphan::answered);
-        let replies = replies.into_iter().zip(&claims_only);
-        Reply::many(replies.map(|(reply, claim)| claimed(reply, claim.nonce)))
+        let max = self.api.limits.reply_bytes_max;
+        let mut room = max;
+        let answers = replies.into_iter().zip(&claims_only).map(|(reply, claim)| {
+            if let Ok(ClaimReply::Done { outcome, .. }) = &reply {
+                match room.checked_sub(outcome.bytes().len()) {
+                    Some(left) => room = left,
+                    None => {
+                        let detail = format!(
+                            "it is done, and with its output this answer would have more than reply_bytes_max = {max} bytes of \
+                             outputs: claim or read it alone"
+                        );
+                        return Problem::new(Kind::OutputLeftOut, detail).into();
+                    }
+                }
+            }
+            claimed(reply, claim.nonce)
+        });
+        Reply::many(answers)
     }
 
     async fn claim(self, claiming: Claiming) -> Result<Reply, Problem> {

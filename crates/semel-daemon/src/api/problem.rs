@@ -42,6 +42,8 @@ pub(crate) enum Kind {
     Full,
     /// The id was not issued here, not to this principal, or its time is over.
     NotIssued,
+    /// It is done, and its output has no room in the answer.
+    OutputLeftOut,
     /// The store gives no answer; nothing was done.
     Away,
     /// The store's answer was lost; it may have been done.
@@ -201,6 +203,13 @@ impl Kind {
                 422,
                 "The id is not one that was issued for this",
             ),
+            Self::OutputLeftOut => row(
+                "SEM0720",
+                "output-left-out",
+                413,
+                "It is done; the answer has no room for its output",
+            )
+            .outcome("succeeded"),
             Self::Full => row("SEM0718", "scope-full", 507, "The scope holds as much as it may"),
         }
     }

@@ -177,7 +177,12 @@ fn check_principal(principal: &Octets) -> Result<(), LimitExceeded> {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct IssueBody {
-    scope: Octets,
+    #[serde(default, deserialize_with = "present")]
+    scope: Option<Octets>,
+    #[serde(default, deserialize_with = "present")]
+    gateway: Option<Octets>,
+    #[serde(default, deserialize_with = "present")]
+    host: Option<Octets>,
     principal: Octets,
     #[serde(default, deserialize_with = "present")]
     good_ms: Option<Whole>,
@@ -188,8 +193,8 @@ pub(crate) struct IssueBody {
 pub(crate) struct Issuing {
     /// For this scope.
     pub(crate) scope: Scope,
-    /// For this principal.
-    pub(crate) principal: Octets,
+    /// For this principal; `None` where the scope is one principal's own.
+    pub(crate) principal: Option<Octets>,
     /// For so long.
     pub(crate) good_ms: i64,
 }
@@ -200,32 +205,40 @@ impl IssueBody {
     /// # Errors
     /// A limit.
     pub(crate) fn issuing(self) -> Result<Issuing, Problem> {
-        let scope = Scope::new(&self.scope.0).map_err(|limit| unreadable("", limit))?;
         check_principal(&self.principal).map_err(|limit| unreadable("", limit))?;
+        let host = self.host.map(|host| host.0.to_ascii_lowercase());
+        let (scope, principal) = match (self.scope, self.gateway, &host) {
+            (Some(scope), None, None) => {
+                let scope = Scope::new(&scope.0).map_err(|limit| unreadable("", limit))?;
+                (scope, Some(self.principal))
+            }
+            (None, Some(gateway), host) => {
+                let scope = crate::gateway::scope_of(&gateway.0, &self.principal.0, host.as_deref());
+                (scope, None)
+            }
+            _ => {
+                let text = "send either `scope`, for an id that is claimed here, or `gateway` (its name; with host = \
+                            \"preserve\" also `host`), for a key that is sent to that gateway";
+                return Err(unreadable("", text));
+            }
+        };
         let good_ms = self.good_ms.map_or(ISSUED_MS_DEFAULT, |ms| ms.0);
-        let (actual, max) = (u64::try_from(good_ms).unwrap_or(0), ISSUED_MS_MAX.unsigned_abs());
-        limits::check("good", "ms", actual, 1, max, "choose good_ms within the limit")
+        let help = "choose good_ms within the limit";
+        limits::check_signed("good", "ms", good_ms, 1, ISSUED_MS_MAX.unsigned_abs(), help)
             .map_err(|limit| unreadable("", limit))?;
         Ok(Issuing {
             scope,
-            principal: self.principal,
+            principal,
             good_ms,
         })
     }
 }
 
 fn wait_ms(asked: Option<Whole>) -> Result<u64, LimitExceeded> {
-    // A negative number reads as one that is too large.
-    let asked = asked.map_or(0, |ms| ms.natural().unwrap_or(u64::MAX));
-    limits::check(
-        "wait",
-        "ms",
-        asked,
-        0,
-        WAIT_MS_MAX,
-        "choose wait_ms within the limit",
-    )?;
-    Ok(asked)
+    let asked = asked.map_or(0, |ms| ms.0);
+    let help = "choose wait_ms within the limit";
+    limits::check_signed("wait", "ms", asked, 0, WAIT_MS_MAX, help)?;
+    Ok(asked.unsigned_abs())
 }
 
 /// `claim_many`.
@@ -511,11 +524,11 @@ fn from_page(page: Option<String>) -> Result<Option<bytes::Bytes>, Problem> {
 
 /// Reads a limit of records.
 fn page_limit(limit: Option<Whole>) -> Result<u32, Problem> {
-    let limit = limit.map_or(PAGE_DEFAULT, |limit| u32::try_from(limit.0).unwrap_or(0));
+    let limit = limit.map_or(i64::from(PAGE_DEFAULT), |limit| limit.0);
     let help = "choose limit within that, and ask for the next page with `page`";
-    limits::check("limit", "records", limit.into(), 1, PAGE_MAX.into(), help)
+    limits::check_signed("limit", "records", limit, 1, PAGE_MAX.into(), help)
         .map_err(|limit| unreadable("", limit))?;
-    Ok(limit)
+    Ok(u32::try_from(limit).unwrap_or(PAGE_MAX))
 }
 
 /// `close_scope`.

@@ -116,7 +116,7 @@ pub(crate) const ROUTES: &[Route] = &[
         body: "ClaimMany",
         example: r#"{"claims": [{"scope": "orders", "id": "o-7", "input": "2 teapots"}]}"#,
         answers: &[(200, "ClaimReplies", "What `claim` would have answered to each.")],
-        problems: &[Kind::NotIssued],
+        problems: &[Kind::NotIssued, Kind::OutputLeftOut],
     },
     Route {
         name: Name::Extend,

@@ -31,6 +31,7 @@ use super::{Api, Limits, router};
 /// Limits that tests do not wait for.
 const LIMITS: Limits = Limits {
     body_bytes_max: 2 << 20,
+    reply_bytes_max: 4 << 20,
     wait_max: Duration::from_secs(20),
     request_max: Duration::from_secs(5),
     requests_max: 8,

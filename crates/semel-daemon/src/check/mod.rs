@@ -42,6 +42,10 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
             "read",
             format!("{} names {}", args.config.path.display(), summary(&config)),
         )];
+        findings.extend(config.doubts.iter().map(|doubt| {
+            let found = format!("line {}: {}", doubt.line, doubt.message);
+            Finding::warn("file", "settings", found, doubt.fix.as_str())
+        }));
         if !args.offline {
             stores::check(&config.stores, &mut findings).await;
             roles::check(&config, &mut findings).await;

@@ -55,6 +55,12 @@ pub(crate) const API: Section = Section {
             "a longer request body is refused with 413",
         ),
         field(
+            "reply_bytes_max",
+            "bytes",
+            "8388608",
+            "outputs in one answer of `claim_many`; an item whose output does not fit is told to ask for it alone (SEM0720)",
+        ),
+        field(
             "request_ms_max",
             "ms",
             "10000",
@@ -159,6 +165,9 @@ pub(crate) fn read(table: &Table<'_>, folder: &Path) -> Option<ApiConfig> {
         usize::try_from(number).unwrap_or(usize::MAX)
     };
     let ms = |name, range, default| Duration::from_millis(table.number(name, range).unwrap_or(default));
+    if table.number("wait_ms_max", 0..=WAIT_MS_MAX) == Some(0) {
+        table.idle(&["waiters_max"], "wait_ms_max = 0 lets nobody wait");
+    }
     Some(ApiConfig {
         listen: listen.map_or(LISTEN_DEFAULT, |at| at.value),
         store: store?,
@@ -166,6 +175,7 @@ pub(crate) fn read(table: &Table<'_>, folder: &Path) -> Option<ApiConfig> {
         issuer: issuer(table),
         limits: Limits {
             body_bytes_max: size("body_bytes_max", 64 << 20, 2 << 20),
+            reply_bytes_max: size("reply_bytes_max", 1 << 30, 8 << 20),
             request_max: ms("request_ms_max", 10..=600_000, 10_000),
             wait_max: ms("wait_ms_max", 0..=WAIT_MS_MAX, 30_000),
             requests_max: size("requests_max", 100_000, 256),
@@ -175,7 +185,7 @@ pub(crate) fn read(table: &Table<'_>, folder: &Path) -> Option<ApiConfig> {
 }
 
 /// Reads `issue_secret`.
-fn issuer(table: &Table<'_>) -> Option<Issuer> {
+pub(crate) fn issuer(table: &Table<'_>) -> Option<Issuer> {
     let mut secrets = Vec::new();
     for At { value, span } in table.texts("issue_secret")? {
         match Secret::new(value) {

@@ -97,6 +97,19 @@ pub(crate) struct Config {
     pub(crate) api: Option<ApiConfig>,
     /// The coordinator, when it is on.
     pub(crate) saga: Option<SagaConfig>,
+    /// What is no mistake, and does not do what its writer may think.
+    pub(crate) doubts: Vec<Doubt>,
+}
+
+/// Something that is no mistake, and does not do what its writer may think.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Doubt {
+    /// The line it stands on.
+    pub(crate) line: usize,
+    /// What it is about.
+    pub(crate) message: String,
+    /// What to do.
+    pub(crate) fix: String,
 }
 
 /// Reads and checks a file.
@@ -156,8 +169,18 @@ pub(crate) fn parse(path: &Path, text: &str, env: &dyn Fn(&str) -> Option<String
         return Err(Report::new(path, text, mistakes, &secrets));
     }
     let folder = path.parent().unwrap_or(Path::new(""));
-    let config = read_all(&reader, document.get_ref(), folder);
+    let mut config = read_all(&reader, document.get_ref(), folder);
+    let doubts = reader.take_doubts();
     let (mistakes, secrets) = reader.into_parts();
+    let found = Report::new(path, text, doubts, &secrets);
+    config.doubts = found
+        .mistakes()
+        .map(|(place, doubt)| Doubt {
+            line: place.map_or(0, |place| place.line),
+            message: doubt.message.clone(),
+            fix: doubt.fix.clone(),
+        })
+        .collect();
     if mistakes.is_empty() {
         Ok(config)
     } else {
@@ -249,6 +272,7 @@ fn read_all<'a>(reader: &'a Reader<'a>, document: &'a DeTable<'a>, folder: &Path
         saga,
         server,
         stores,
+        doubts: Vec::new(),
     }
 }
 

@@ -409,6 +409,12 @@ pub(crate) fn read(name: &str, table: &Table<'_>, folder: &Path) -> Option<Store
         .table("quota", &QUOTA)
         .map(|table| quota(&table, url.as_ref()));
     let url = url?;
+    if url.is_memory() {
+        let idle = ["migrate", "connections_max", "acquire_timeout_ms"];
+        table.idle(&idle, "the store is in memory");
+    } else if url.is_redis() {
+        table.idle(&["migrate", "connections_max"], "the store is a Redis");
+    }
     if let Some(kind) = url.keys_only() {
         table.is_for_keys_only(name, kind);
     }

@@ -52,6 +52,43 @@ fn a_quota_is_per_store_has_defaults_and_is_refused_where_nobody_can_count() {
     }
 }
 
+/// No mistake, so it runs; and `check` and the log say that it does not do what was meant.
+#[test]
+fn settings_that_do_nothing_or_not_what_was_meant_are_doubted_with_their_line() {
+    let config = load(
+        "[store]\nurl = \"sqlite:s.db\"\n[stores.m]\nurl = \"memory:\"\nmigrate = true\n\
+         [api]\nwait_ms_max = 0\nwaiters_max = 9\n\
+         [[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:1\"\nupstream = \"http://u\"\n\
+         principal_header = \"Cookie\"\nauth_timeout_ms = 5\nreconcile_ms_max = 7\nkey_headers = [\"Authorization\"]\n\
+         [[gateway.route]]\npaths = [\"/notes\"]\nkey = \"off\"\nretention_ms = 5\n\
+         [[gateway.route]]\npaths = [\"/a\"]\nreconcile_url = \"http://r\"\nreconcile_ms_max = 9\n",
+    )
+    .unwrap();
+    let doubts: Vec<String> = config
+        .doubts
+        .iter()
+        .map(|doubt| format!("{}: {}", doubt.line, doubt.message))
+        .collect();
+    assert_eq!(
+        doubts,
+        [
+            "5: `migrate` of [stores.NAME] does nothing: the store is in memory",
+            "8: `waiters_max` of [api] does nothing: wait_ms_max = 0 lets nobody wait",
+            "13: `principal_header` is Cookie, a credential that changes while its caller stays",
+            "14: `auth_timeout_ms` of [[gateway]] does nothing: there is no `auth_url` beside it",
+            "15: `reconcile_ms_max` of [[gateway]] does nothing: there is no `reconcile_url` beside it",
+            "16: `key_headers` names authorization, a credential: every request of a caller would be the same operation",
+            "20: `retention_ms` of [[gateway.route]] does nothing: keys are off on this route",
+        ]
+    );
+    assert!(
+        load("[store]\nurl = \"sqlite:s.db\"\n")
+            .unwrap()
+            .doubts
+            .is_empty()
+    );
+}
+
 #[test]
 fn all_mistakes_are_named_at_once_with_place_and_fix() {
     let text = r#"[server]

@@ -1,6 +1,6 @@
 //! What one gateway counts, and what keeps it from filling the log.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -144,43 +144,11 @@ impl Stats {
 
 /// Lets something be said now and then, and counts what was not.
 #[derive(Debug, Default)]
-pub(crate) struct Quiet {
-    /// When it may be said again, in milliseconds of the monotonic clock.
-    next_ms: AtomicU64,
-    unsaid: AtomicU64,
-}
-
-/// Between two lines of the same kind.
-const QUIET_MS: u64 = 5_000;
+pub(crate) struct Quiet(semel_core::quiet::Quiet);
 
 impl Quiet {
     /// How often it was not said since the last time, when it may be said now.
     pub(crate) fn may_speak(&self) -> Option<u64> {
-        let now = u64::try_from(SystemClock.monotonic().as_millis()).unwrap_or(u64::MAX);
-        let next = self.next_ms.load(Ordering::Relaxed);
-        let mine = now >= next
-            && self
-                .next_ms
-                .compare_exchange(next, now + QUIET_MS, Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok();
-        if mine {
-            return Some(self.unsaid.swap(0, Ordering::Relaxed));
-        }
-        self.unsaid.fetch_add(1, Ordering::Relaxed);
-        None
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_flood_is_one_line_with_a_count() {
-        let quiet = Quiet::default();
-        assert_eq!(quiet.may_speak(), Some(0));
-        assert_eq!((quiet.may_speak(), quiet.may_speak()), (None, None));
-        quiet.next_ms.store(0, Ordering::Relaxed);
-        assert_eq!(quiet.may_speak(), Some(2));
+        self.0.may_speak(SystemClock.monotonic())
     }
 }

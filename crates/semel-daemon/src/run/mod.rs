@@ -75,6 +75,9 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
         out::error(message);
         return Exit::Usage;
     }
+    for doubt in &config.doubts {
+        tracing::warn!(line = doubt.line, "{}; {}", doubt.message, doubt.fix);
+    }
     runtime::daemon(serve(config, args.config.path.clone()))
 }
 

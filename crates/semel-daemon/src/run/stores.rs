@@ -1,10 +1,14 @@
 //! The stores of the configuration: opened in the background, watched, and handed to the roles when they are ready.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use semel_core::claim::{Nonce, Release};
 use semel_core::error::chain;
-use semel_core::{ErrorKind, KeyStore, RetryPolicy, StoreError};
+use semel_core::{
+    Clock as _, ErrorKind, Key, KeyStore, KeyStoreExt as _, RetryPolicy, Scope, StoreError, SystemClock,
+};
 use semel_keys::{Batched, Quota};
 use tokio::sync::watch;
 
@@ -16,6 +20,10 @@ use crate::store::Store;
 /// How often an open store is asked whether it is still there; and one that was not, whether it is back.
 const PROBE: Duration = Duration::from_secs(5);
 const PROBE_AWAY: Duration = Duration::from_secs(1);
+
+/// How often it is tried whether a store of keys can be written to: reading goes on when a disk is full or read-only, or a file is
+/// locked. Each time is one small commit.
+const WRITE_PROBE: Duration = Duration::from_secs(10);
 
 /// How long a probe may take before the store counts as away.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -37,6 +45,8 @@ struct Opened {
     keys: Arc<dyn KeyStore>,
     /// The one batcher in front of them. A store in memory has none: it commits nothing that calls could share.
     batcher: Option<Batched<Arc<dyn KeyStore>>>,
+    /// Whether a role has keys here. Others watch their own writes, and may have no right to write keys.
+    keyed: Arc<AtomicBool>,
 }
 
 impl Opened {
@@ -48,7 +58,17 @@ impl Opened {
             None => keys,
         };
         let keys = limited(config, keys, context)?;
-        Ok(Self { store, keys, batcher })
+        Ok(Self {
+            store,
+            keys,
+            batcher,
+            keyed: Arc::default(),
+        })
+    }
+
+    fn keys(self) -> Arc<dyn KeyStore> {
+        self.keyed.store(true, Ordering::Relaxed);
+        self.keys
     }
 }
 
@@ -123,13 +143,13 @@ impl Handle {
 
     /// Its keys, as soon as it is open, behind the batcher where there is one. Never ends either.
     pub(crate) async fn keys(&self) -> Arc<dyn KeyStore> {
-        self.opened().await.keys
+        self.opened().await.keys()
     }
 
     /// The same, if it is open now.
     pub(crate) fn keys_now(&self) -> Option<Arc<dyn KeyStore>> {
         let opened = self.0.as_ref().and_then(|receiver| receiver.borrow().clone());
-        opened.map(|opened| opened.keys)
+        opened.map(Opened::keys)
     }
 
     /// The store, if it is open now.
@@ -180,26 +200,54 @@ async fn keep(config: StoreConfig, part: Part, ready: watch::Sender<Option<Opene
         // A quota that cannot be kept: the configuration was to refuse it.
         Err(error) => return part.stopped(chain(&error)),
     };
+    let keyed = Arc::clone(&opened.keyed);
     part.ready();
     ready.send_replace(Some(opened));
     // Roles hold clones; the sender stays until the end, so that those who come late still find the store.
     let mut pause = PROBE;
+    let mut written = SystemClock.monotonic();
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
             () = tokio::time::sleep(pause) => {}
         }
+        let due = pause == PROBE_AWAY || SystemClock.monotonic() >= written.saturating_add(WRITE_PROBE);
+        let write_due = due && keyed.load(Ordering::Relaxed);
         pause = PROBE_AWAY;
-        match tokio::time::timeout(PROBE_TIMEOUT, store.check_schema(&config.name)).await {
+        let probed = async {
+            store.check_schema(&config.name).await?;
+            if write_due {
+                write(&store).await?;
+            }
+            Ok::<(), StoreError>(())
+        };
+        match tokio::time::timeout(PROBE_TIMEOUT, probed).await {
             Ok(Ok(())) => {
                 part.ready();
                 pause = PROBE;
+                if write_due {
+                    written = SystemClock.monotonic();
+                }
             }
             Ok(Err(error)) => part.waiting(chain(&error)),
             Err(_) => part.waiting(format!("no answer within {} s", PROBE_TIMEOUT.as_secs())),
         }
     }
 }
+
+/// Writes to a store: the withdrawal of a claim that nobody made, always of the same key, which a sweep forgets.
+async fn write(store: &Store) -> Result<(), StoreError> {
+    let key = Scope::new(PROBE_SCOPE).and_then(|scope| Key::new(scope, "write"))?;
+    let withdrawal = Release {
+        key,
+        nonce: Nonce([0; 16]),
+        token: None,
+    };
+    store.keys().release(&withdrawal).await.map(drop)
+}
+
+/// The scope of the key that is written to try whether that is possible.
+const PROBE_SCOPE: &str = "semel.probe";
 
 /// The keys behind the store's quota, where it has one.
 fn limited(

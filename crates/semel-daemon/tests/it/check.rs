@@ -219,3 +219,17 @@ fn a_stop_that_waits_for_less_than_a_request_may_take_is_warned_of() {
         "{stdout}"
     );
 }
+
+#[test]
+fn a_setting_that_does_nothing_is_a_warning_with_its_line_and_no_failure() {
+    let folder = Folder::new("[store]\nurl = \"memory:\"\nmigrate = true\n");
+    let (stdout, _, code) = texts(&run(folder.path(), &["check", "--offline"]));
+    let found = line(&stdout, "file", "settings");
+    assert!(
+        found.starts_with("warn\t")
+            && found.contains("line 5: `migrate`")
+            && found.ends_with("; leave it out"),
+        "{found}"
+    );
+    assert_eq!(code, 0);
+}

@@ -13,6 +13,7 @@ mod daemon;
 mod demo;
 mod full_disk;
 mod gateway;
+mod issued;
 #[cfg(feature = "kafka")]
 mod kafka;
 mod keys;

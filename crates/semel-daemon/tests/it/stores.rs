@@ -180,3 +180,25 @@ async fn a_store_that_does_not_fit_stops_its_own_roles_only() {
     assert_eq!(daemon.get("/readyz").await.status(), 503);
     assert_eq!(daemon.stop().await.0, 0);
 }
+
+/// Reading goes on in WAL mode while somebody holds the file: only a write tells.
+#[tokio::test]
+async fn a_store_that_can_be_read_and_not_written_is_not_ready() {
+    let folder = Folder::new(
+        "[store]\nurl = \"sqlite:semel.db\"\nacquire_timeout_ms = 500\n[api]\nlisten = \"127.0.0.1:0\"",
+    );
+    let daemon = folder.start().await;
+    daemon.until_ready().await;
+    let db = semel_sqlite::Sqlite::open(semel_sqlite::Config::new(folder.file("semel.db")))
+        .await
+        .unwrap();
+    let held = db.begin().await.unwrap();
+    until("readyz says that it cannot be written", async || {
+        daemon.get("/readyz").await.status() == 503 && reason(&daemon).await.contains("SEM0104")
+    })
+    .await;
+    assert_eq!(daemon.get("/healthz").await.status(), 200);
+    drop(held);
+    daemon.until_ready().await;
+    assert_eq!(daemon.stop().await.0, 0);
+}

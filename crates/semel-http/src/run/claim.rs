@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use semel_core::error::{SCOPE_FULL, chain};
 use semel_core::store::Replies;
-use semel_core::{Claim, ClaimReply, ErrorKind, Release, Retry, StoreError};
+use semel_core::{Claim, ClaimReply, Clock as _, ErrorKind, Release, Retry, StoreError, SystemClock};
 
 use super::release;
 use crate::shared::Shared;
@@ -53,8 +53,13 @@ pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Result<ClaimRe
                             true
                         }
                     };
-                    tracing::warn!(key = %claim.key, n, error = chain(&error), "claim failed");
-                    if !again {
+                    let last = !again || n == CLAIMS_MAX;
+                    if last && let Some(more) = shared.quiet.may_speak(SystemClock.monotonic()) {
+                        tracing::warn!(key = %claim.key, tries = n, error = chain(&error), more, "claim failed");
+                    } else {
+                        tracing::debug!(key = %claim.key, tries = n, error = chain(&error), "claim failed");
+                    }
+                    if last {
                         return None;
                     }
                 }
@@ -68,7 +73,9 @@ pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Result<ClaimRe
         Ok(Some(reply)) => return Ok(reply),
         Ok(None) => {}
         Err(_) => {
-            tracing::warn!(key = %claim.key, store_ms_max = shared.config.store_ms_max, "the store gave no answer to a claim in time");
+            if let Some(more) = shared.quiet.may_speak(SystemClock.monotonic()) {
+                tracing::warn!(key = %claim.key, store_ms_max = shared.config.store_ms_max, more, "the store gave no answer to a claim in time");
+            }
             may_have_arrived = true;
             why = NoReply::Away;
         }

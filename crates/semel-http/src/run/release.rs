@@ -48,7 +48,9 @@ async fn once(shared: &Shared, release: &Release) -> bool {
     match tokio::time::timeout(shared.store_timeout(), shared.store.release(release)).await {
         Ok(Ok(LeaseReply::Ok(_) | LeaseReply::LeaseLost | LeaseReply::Conflict)) => true,
         Ok(Err(error)) => {
-            tracing::warn!(key = %release.key, error = chain(&error), "cannot release a claim");
+            if let Some(more) = shared.quiet.may_speak(SystemClock.monotonic()) {
+                tracing::warn!(key = %release.key, error = chain(&error), more, "cannot release a claim");
+            }
             false
         }
         Err(_) => false,

@@ -7,6 +7,7 @@ mod answers;
 mod crash;
 mod framing;
 mod grpc;
+mod issued;
 mod large;
 mod outage;
 mod outcomes;

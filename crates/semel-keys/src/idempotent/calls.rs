@@ -53,15 +53,16 @@ impl<S: KeyStore> Shared<S> {
                     Err(error) => error,
                 };
                 may_have_arrived = before || error.retry() == Retry::OutcomeUnknown;
-                tracing::warn!(key = %claim.key, sent, error = chain(&error), "a claim failed");
                 let again = match error.retry() {
                     Retry::Never => false,
                     Retry::Later => error.kind() != ErrorKind::Unavailable,
                     Retry::OutcomeUnknown => true,
                 };
                 if !again || sent >= CLAIMS_MAX {
+                    tracing::warn!(key = %claim.key, sent, error = chain(&error), "a claim failed");
                     return Err(error);
                 }
+                tracing::debug!(key = %claim.key, sent, error = chain(&error), "a claim failed");
                 tokio::time::sleep(CLAIM_PAUSE).await;
             }
         });

@@ -106,9 +106,15 @@ impl RunConfig {
     /// The first one, by name.
     pub fn check(&self) -> Result<(), LimitExceeded> {
         let help = "choose a value within the limit";
-        let lease = u64::try_from(self.lease_ms).unwrap_or(0);
         // Below 3 ms a renewal at a third would come at once, for ever.
-        limits::check("lease_ms", "ms", lease, 3, limits::LEASE_MS_MAX as u64, help)?;
+        limits::check_signed(
+            "lease_ms",
+            "ms",
+            self.lease_ms,
+            3,
+            limits::LEASE_MS_MAX as u64,
+            help,
+        )?;
         self.keep.check()?;
         limits::check("run_ms_max", "ms", self.run_ms_max, 1, u64::MAX, help)?;
         limits::check(

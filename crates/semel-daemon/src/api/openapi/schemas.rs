@@ -13,6 +13,7 @@ use super::super::request::{
 };
 use super::super::routes::CLAIM;
 use super::{problems, reference};
+use crate::config::read::NAME_BYTES_MAX;
 
 /// Base64 of RFC 4648, section 4, with padding and without stray bits.
 const BASE64: &str = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$";
@@ -234,6 +235,20 @@ fn many(field: &str, item: &str) -> Value {
     object(items, &[field])
 }
 
+/// Either a scope, or a gateway with its host.
+fn issue_of(mut schema: Value) -> Value {
+    if let Some(members) = schema.as_object_mut() {
+        let none_of = |names: &[&str]| {
+            let each: Vec<Value> = names.iter().map(|name| json!({ "required": [name] })).collect();
+            json!({ "not": { "anyOf": each } })
+        };
+        let scope = json!({ "required": ["scope"], "allOf": [none_of(&["gateway", "host"])] });
+        let gateway = json!({ "required": ["gateway"], "allOf": [none_of(&["scope"])] });
+        members.insert("oneOf".to_owned(), json!([scope, gateway]));
+    }
+    schema
+}
+
 fn requests() -> Vec<(&'static str, Value)> {
     let release = json!({
         "nonce": nonce("The claim's nonce."),
@@ -247,6 +262,8 @@ fn requests() -> Vec<(&'static str, Value)> {
     });
     let issue = json!({
         "scope": reference("Scope"),
+        "gateway": octets(1, NAME_BYTES_MAX, "Instead of a scope: the gateway that the key will be sent to, by its name."),
+        "host": octets(1, SCOPE_BYTES_MAX, "The host that is asked for, where that gateway has host = \"preserve\"."),
         "principal": octets(1, PRINCIPAL_BYTES_MAX, "Who the id is for, as the service has verified."),
         "good_ms": ms(1, ISSUED_MS_MAX, Some(ISSUED_MS_DEFAULT), "How long it may be used for the first time."),
     });
@@ -266,7 +283,7 @@ fn requests() -> Vec<(&'static str, Value)> {
             "Id",
             octets(1, KEY_ID_BYTES_MAX, "Names one operation in its scope."),
         ),
-        ("Issue", object(issue, &["scope", "principal"])),
+        ("Issue", issue_of(object(issue, &["principal"]))),
         ("Claim", claim(true)),
         ("ClaimItem", claim(false)),
         ("ClaimMany", many("claims", "ClaimItem")),
@@ -392,7 +409,10 @@ fn replies() -> Vec<(&'static str, Value)> {
         ),
         (
             "ClaimReplies",
-            items(&[(201, "Granted"), (200, "Finished")], CLAIM),
+            items(
+                &[(201, "Granted"), (200, "Finished")],
+                &[CLAIM, &[Kind::OutputLeftOut]].concat(),
+            ),
         ),
         (
             "CompleteReplies",

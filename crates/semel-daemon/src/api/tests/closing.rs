@@ -53,10 +53,7 @@ async fn a_closed_scope_answers_nothing_of_what_it_held() {
     let theirs = world
         .ask("claim", json!({"scope": "orders/bob", "id": "o-0", "input": "x"}))
         .await;
-    assert_eq!(
-        (theirs.status, &theirs.body["output"]),
-        (200, &json!("secret"))
-    );
+    assert_eq!((theirs.status, &theirs.body["output"]), (200, &json!("secret")));
 }
 
 #[tokio::test]

@@ -81,6 +81,7 @@ fn every_kind_of_problem_is_answered_somewhere_and_has_its_page() {
         Kind::Conflict,
         Kind::Full,
         Kind::NotIssued,
+        Kind::OutputLeftOut,
         Kind::NoSuchOperation,
         Kind::Away,
         Kind::ReplyLost,

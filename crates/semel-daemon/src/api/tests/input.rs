@@ -26,7 +26,10 @@ async fn a_body_that_cannot_be_read_names_the_field_and_shows_one_that_can() {
         (claim("lease_ms", json!(2.5)), "lease_ms: invalid value"),
         (claim("lease_ms", json!(null)), "lease_ms: invalid type: null"),
         (claim("lease_ms", json!(0)), "lease: 0 ms is outside 1..=86400000"),
-        (claim("lease_ms", json!(-1)), "lease: 0 ms is outside"),
+        (
+            claim("lease_ms", json!(-1)),
+            "lease: -1 ms is outside 1..=86400000",
+        ),
         (
             claim("lease_ms", json!(86_400_001)),
             "lease: 86400001 ms is outside",
@@ -35,7 +38,7 @@ async fn a_body_that_cannot_be_read_names_the_field_and_shows_one_that_can() {
             claim("wait_ms", json!(300_001)),
             "wait: 300001 ms is outside 0..=300000",
         ),
-        (claim("wait_ms", json!(-1)), "outside 0..=300000"),
+        (claim("wait_ms", json!(-1)), "wait: -1 ms is outside 0..=300000"),
         (
             claim("nonce", json!("00")),
             "nonce: a nonce is 32 hexadecimal digits",
@@ -159,7 +162,10 @@ async fn outputs_and_times_have_their_limits() {
             json!({"outcome": "succeeded", "retention_ms": 0}),
             "retention: 0 ms is outside 1..=",
         ),
-        (json!({"outcome": "succeeded", "tombstone_ms": -1}), "tombstone"),
+        (
+            json!({"outcome": "succeeded", "tombstone_ms": -1}),
+            "tombstone: -1 ms is outside 0..=",
+        ),
         (
             json!({"outcome": "succeeded", "output": "x".repeat((1 << 20) + 1)}),
             "outcome: 1048577 bytes is outside 0..=1048576",

@@ -137,6 +137,17 @@ async fn principals_and_times_have_their_limits() {
             "{answer:?}"
         );
     }
+    for body in [
+        json!({"principal": "p"}),
+        json!({"scope": "s", "gateway": "g", "principal": "p"}),
+        json!({"scope": "s", "host": "h", "principal": "p"}),
+    ] {
+        let answer = world.ask("issue", body).await;
+        assert!(
+            answer.status == 400 && answer.detail().contains("either `scope`"),
+            "{answer:?}"
+        );
+    }
     let many = json!({"claims": [claim(&json!("x"), "ada")]});
     assert!(
         world

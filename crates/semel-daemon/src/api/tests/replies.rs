@@ -418,3 +418,47 @@ async fn keys_are_listed_by_scope_and_state_page_by_page() {
     let wrong = world.ask("list", json!({"page": "AAAA"})).await;
     assert_eq!(wrong.problem(), (400, "SEM0701", None));
 }
+
+/// A thousand outputs of a mebibyte would be an answer of a gigabyte.
+#[tokio::test]
+async fn outputs_beyond_the_limit_of_an_answer_are_left_out_by_name_and_can_be_asked_for_alone() {
+    let world = World::new();
+    for id in ["a", "b", "c"] {
+        let claim = json!({"scope": "s", "id": id, "input": "x", "nonce": MINE});
+        let granted = world.ask("claim", claim).await;
+        let complete = json!({
+            "scope": "s", "id": id, "token": granted.body["token"], "nonce": MINE, "outcome": "succeeded",
+            "output": "x".repeat(if id == "b" { 1 << 20 } else { 900_000 }),
+        });
+        assert_eq!(world.ask("complete", complete).await.status, 200);
+    }
+    let claim = |id: &str| json!({"scope": "s", "id": id, "input": "x"});
+    // Limits of the tests: 4 MiB.
+    let ids = ["a", "b", "c", "a", "b", "new", "c"];
+    let many = json!({"claims": ids.map(claim)});
+    let answer = world.ask("claim_many", many).await;
+    let statuses: Vec<_> = answer.body["replies"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["status"].as_u64().unwrap())
+        .collect();
+    assert_eq!(
+        statuses,
+        [200, 200, 200, 200, 413, 201, 413],
+        "a grant always has room"
+    );
+    let left_out = &answer.body["replies"][4]["body"];
+    assert_eq!(
+        (&left_out["code"], &left_out["outcome"]),
+        (&json!("SEM0720"), &json!("succeeded"))
+    );
+    assert!(
+        left_out["detail"]
+            .as_str()
+            .unwrap()
+            .contains("reply_bytes_max = 4194304"),
+        "{left_out}"
+    );
+    assert_eq!(world.ask("claim", claim("b")).await.status, 200);
+}

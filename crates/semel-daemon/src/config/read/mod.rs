@@ -27,6 +27,8 @@ pub(crate) struct Reader<'a> {
     /// Every section there is, to say where a misplaced field belongs.
     sections: &'a [&'static Section],
     mistakes: RefCell<Vec<Mistake>>,
+    /// What is no mistake, and does not do what its writer may think.
+    doubts: RefCell<Vec<Mistake>>,
     secrets: RefCell<Vec<Range<usize>>>,
     /// The stores there are, right or wrong.
     stores: RefCell<Vec<String>>,
@@ -56,6 +58,7 @@ impl<'a> Reader<'a> {
             env,
             sections,
             mistakes: RefCell::default(),
+            doubts: RefCell::default(),
             secrets: RefCell::default(),
             stores: RefCell::default(),
             keys_only: RefCell::default(),
@@ -82,6 +85,11 @@ impl<'a> Reader<'a> {
             message: message.into(),
             fix: fix.into(),
         });
+    }
+
+    /// Takes what was found that is no mistake.
+    pub(crate) fn take_doubts(&self) -> Vec<Mistake> {
+        self.doubts.take()
     }
 
     /// Never shows these bytes.
@@ -144,6 +152,25 @@ impl<'a> Table<'a> {
     /// Records a mistake.
     pub(crate) fn mistake(&self, span: Range<usize>, message: impl Into<String>, fix: impl Into<String>) {
         self.reader.mistake(span, message, fix);
+    }
+
+    /// Records that something is no mistake and does not do what its writer may think.
+    pub(crate) fn doubt(&self, span: Range<usize>, message: impl Into<String>, fix: impl Into<String>) {
+        self.reader.doubts.borrow_mut().push(Mistake {
+            span: Some(span),
+            message: message.into(),
+            fix: fix.into(),
+        });
+    }
+
+    /// Records those of the fields that are there as doing nothing here, and why.
+    pub(crate) fn idle(&self, names: &[&'static str], why: &str) {
+        for name in names {
+            if let Some(value) = self.raw(name) {
+                let message = format!("`{name}` of {} does nothing: {why}", self.header());
+                self.doubt(value.span(), message, "leave it out");
+            }
+        }
     }
 
     /// Whether the field is there, right or wrong.

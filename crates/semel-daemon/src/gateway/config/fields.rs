@@ -1,6 +1,6 @@
 //! The fields of `[[gateway]]` and of the tables inside it.
 
-use crate::config::spec::{Section, field, required};
+use crate::config::spec::{Section, field, required, secret};
 
 /// `[[gateway]]`.
 pub(crate) const GATEWAY: Section = Section {
@@ -111,6 +111,24 @@ pub(crate) const GATEWAY: Section = Section {
             "none",
             "places in a JSON body that may hold the key, such as `\"/request_id\"`; bodies are then read before it is known whether there is a key",
         ),
+        field(
+            "key_fields",
+            "list of texts",
+            "none",
+            "fields of a form (`application/x-www-form-urlencoded`) that may hold the key, for browsers; bodies are then read before it is known whether there is a key",
+        ),
+        field(
+            "issued_keys",
+            "`\"off\"`, `\"accepted\"` or `\"required\"`",
+            "`\"off\"`",
+            "keys given out by the server: one in that form counts only for whom it was given out to, and in its time; `\"required\"`: no other key counts",
+        ),
+        secret(field(
+            "issue_secret",
+            "text, or list of texts",
+            "none",
+            "what issued keys are signed with, the same as `issue_secret` of the `[api]` that gives them out",
+        )),
         field(
             "key_form",
             "`\"lenient\"` or `\"strict\"`",
@@ -356,6 +374,13 @@ pub(crate) const ROUTE: Section = Section {
         field("anonymous", "true or false", SAME, "as there"),
         field("key_headers", "list of texts", SAME, "as there"),
         field("key_pointers", "list of texts", SAME, "as there"),
+        field("key_fields", "list of texts", SAME, "as there"),
+        field(
+            "issued_keys",
+            "`\"off\"`, `\"accepted\"` or `\"required\"`",
+            SAME,
+            "as there",
+        ),
         field("key_form", "`\"lenient\"` or `\"strict\"`", SAME, "as there"),
         field(
             "fingerprint",

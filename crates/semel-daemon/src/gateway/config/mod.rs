@@ -72,6 +72,8 @@ pub(crate) struct RouteConfig {
     pub(crate) layer: semel_http::Config,
     /// How its requests are sent.
     pub(crate) sending: Sending,
+    /// What recognises issued keys, where the gateway has a secret.
+    pub(crate) issuer: Option<Arc<semel_keys::Issuer>>,
 }
 
 /// How requests are sent.

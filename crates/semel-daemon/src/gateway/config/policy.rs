@@ -1,12 +1,15 @@
 //! Policies: the gateway's own, and its routes'.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::HeaderName;
 use http::{Method, StatusCode};
+use semel_core::issued::IssuedIds;
 use semel_core::{OwnerLost, limits};
 use semel_http::key::KeyForm;
-use semel_http::{BodyKey, Mode, Outage, Pointer, Profile};
+use semel_http::{BodyKey, IssuedKeys, Mode, Outage, Pointer, Profile};
+use semel_keys::Issuer;
 
 use super::super::path::{PATTERN_FIX, Pattern};
 use super::{KeyRule, Principal, ROUTE, RouteConfig, Sending, ms};
@@ -35,18 +38,21 @@ pub(super) fn gateway(table: &Table<'_>) -> Option<RouteConfig> {
             deduplicates: false,
             reconcile: None,
         },
+        issuer: None,
     };
-    read(table, &base, None)
+    let issuer = crate::config::api::issuer(table).map(Arc::new);
+    read(table, &base, None, issuer.as_ref())
 }
 
 /// The routes, in their order; one that nothing can reach is a mistake.
 pub(super) fn routes(table: &Table<'_>, own: Option<&RouteConfig>) -> Vec<RouteConfig> {
     let tables = table.tables("route", &ROUTE);
     let Some(own) = own else { return Vec::new() };
+    let issuer = own.issuer.clone();
     let mut routes: Vec<RouteConfig> = Vec::with_capacity(tables.len());
     for table in tables {
         table.require("paths", "[\"/payments\"]");
-        let Some(route) = read(&table, own, Some(&own.principal)) else {
+        let Some(route) = read(&table, own, Some(&own.principal), issuer.as_ref()) else {
             continue;
         };
         if let Some(at) = routes.iter().position(|earlier| earlier.hides(&route)) {
@@ -59,11 +65,30 @@ pub(super) fn routes(table: &Table<'_>, own: Option<&RouteConfig>) -> Vec<RouteC
         }
         routes.push(route);
     }
+    if issuer.is_some()
+        && !routes
+            .iter()
+            .chain([own])
+            .any(|route| route.layer.issued.is_some())
+    {
+        let fix =
+            "add issued_keys = \"accepted\" or \"required\" to the gateway or to a route, or leave it out";
+        table.mistake(
+            table.span(),
+            "`issue_secret` does nothing: no route takes issued keys",
+            fix,
+        );
+    }
     routes
 }
 
 /// Reads a policy; what is left out is as in `base`. Routes inherit the principal of the gateway.
-fn read(table: &Table<'_>, base: &RouteConfig, inherited: Option<&Principal>) -> Option<RouteConfig> {
+fn read(
+    table: &Table<'_>,
+    base: &RouteConfig,
+    inherited: Option<&Principal>,
+    issuer: Option<&Arc<Issuer>>,
+) -> Option<RouteConfig> {
     let principal = principal(table, inherited);
     let methods = methods(table, &base.methods);
     let paths = paths(table, &base.paths);
@@ -73,12 +98,25 @@ fn read(table: &Table<'_>, base: &RouteConfig, inherited: Option<&Principal>) ->
         ("required", KeyRule::Required),
     ];
     let key = table.word("key", &words).unwrap_or(base.key);
+    // Of a gateway's own policy its routes inherit.
+    if key == KeyRule::Off && inherited.is_some() {
+        table.idle(OF_KEYS, "keys are off on this route");
+    }
     let mut layer = layer(table, &base.layer);
     layer.required_for = if key == KeyRule::Required {
         methods.clone()
     } else {
         Vec::new()
     };
+    layer.issued = issued(table, &base.layer, issuer);
+    if layer.issued.is_some() && principal == Some(Principal::Anonymous) {
+        let fix = "say who calls with principal_header or auth_url, or leave `issued_keys` out";
+        table.mistake(
+            table.span(),
+            "`issued_keys` needs callers that can be told apart: these are anonymous",
+            fix,
+        );
+    }
     let sending = sending(table, &base.sending);
     // The time-out ends a run long before its claim is no longer renewed.
     let asking = sending
@@ -105,6 +143,26 @@ fn read(table: &Table<'_>, base: &RouteConfig, inherited: Option<&Principal>) ->
         principal: principal?,
         layer,
         sending,
+        issuer: issuer.cloned(),
+    })
+}
+
+/// Keys that the server gave out.
+fn issued(table: &Table<'_>, base: &semel_http::Config, issuer: Option<&Arc<Issuer>>) -> Option<IssuedKeys> {
+    let words = [("off", None), ("accepted", Some(false)), ("required", Some(true))];
+    let Some(word) = table.word("issued_keys", &words) else {
+        return base.issued.clone();
+    };
+    let required = word?;
+    let Some(issuer) = issuer else {
+        let fix =
+            "add issue_secret = \"${SEMEL_ISSUE_SECRET}\" to the [[gateway]], the same as that of [api]";
+        table.mistake(table.span(), "`issued_keys` without an `issue_secret`", fix);
+        return None;
+    };
+    Some(IssuedKeys {
+        ids: Arc::clone(issuer) as Arc<dyn IssuedIds>,
+        required,
     })
 }
 
@@ -113,6 +171,20 @@ fn principal(table: &Table<'_>, inherited: Option<&Principal>) -> Option<Princip
     let anonymous = table.boolean("anonymous").unwrap_or(false);
     let auth = table.http_url("auth_url");
     let header = table.text("principal_header");
+    if !table.has("auth_url") {
+        table.idle(&["auth_timeout_ms"], "there is no `auth_url` beside it");
+    }
+    if let Some(header) = &header
+        && is_credential(&header.value)
+    {
+        let message = format!(
+            "`principal_header` is {}, a credential that changes while its caller stays",
+            header.value
+        );
+        let fix =
+            "name a header that holds the caller's id, set by a proxy that verifies it, or ask an `auth_url`";
+        table.doubt(header.span.clone(), message, fix);
+    }
     if let (Some(inherited), false) = (
         inherited,
         ["anonymous", "auth_url", "principal_header"]
@@ -160,6 +232,38 @@ fn principal(table: &Table<'_>, inherited: Option<&Principal>) -> Option<Princip
         None => Some(Principal::Header(name)),
     }
 }
+
+/// Whether a header holds what proves who calls: it must neither name a caller nor an operation.
+fn is_credential(header: &str) -> bool {
+    ["authorization", "proxy-authorization", "cookie"]
+        .iter()
+        .any(|name| header.eq_ignore_ascii_case(name))
+}
+
+/// What only a keyed request asks for.
+const OF_KEYS: &[&str] = &[
+    "key_headers",
+    "key_pointers",
+    "key_fields",
+    "issued_keys",
+    "key_form",
+    "fingerprint",
+    "outage",
+    "shadow",
+    "request_bytes_max",
+    "response_bytes_max",
+    "lease_ms",
+    "retention_ms",
+    "tombstone_ms",
+    "wait_ms_max",
+    "running_max",
+    "owner_lost",
+    "release_on",
+    "trust_unavailable",
+    "upstream_deduplicates",
+    "reconcile_url",
+    "reconcile_ms_max",
+];
 
 fn methods(table: &Table<'_>, base: &[Method]) -> Vec<Method> {
     let Some(names) = table.texts("methods") else {
@@ -219,7 +323,7 @@ fn layer(table: &Table<'_>, base: &semel_http::Config) -> semel_http::Config {
     let outages = [("closed", Outage::Closed), ("open", Outage::Open)];
     semel_http::Config {
         aliases: key_headers(table).unwrap_or_else(|| base.aliases.clone()),
-        body_keys: key_pointers(table).unwrap_or_else(|| base.body_keys.clone()),
+        body_keys: body_keys(table, &base.body_keys),
         key_form: table.word("key_form", &forms).unwrap_or(base.key_form),
         profile: profile(table).unwrap_or_else(|| base.profile.clone()),
         outage: table.word("outage", &outages).unwrap_or(base.outage),
@@ -315,7 +419,16 @@ fn key_headers(table: &Table<'_>) -> Option<Vec<HeaderName>> {
     let mut headers = Vec::new();
     for name in table.texts("key_headers")? {
         match HeaderName::from_bytes(name.value.as_bytes()) {
-            Ok(header) => headers.push(header),
+            Ok(header) => {
+                if is_credential(header.as_str()) {
+                    let message = format!(
+                        "`key_headers` names {header}, a credential: every request of a caller would be the same operation"
+                    );
+                    let fix = "name the header that carries a key per operation, or leave it out";
+                    table.doubt(name.span, message, fix);
+                }
+                headers.push(header);
+            }
             Err(_) => table.mistake(
                 name.span,
                 "this is no name of a header",
@@ -324,6 +437,20 @@ fn key_headers(table: &Table<'_>) -> Option<Vec<HeaderName>> {
         }
     }
     Some(headers)
+}
+
+/// Pointers and fields, each as in `base` where the table does not say.
+fn body_keys(table: &Table<'_>, base: &[BodyKey]) -> Vec<BodyKey> {
+    let of_base = |json: bool| {
+        let kept = base.iter().filter(|key| matches!(key, BodyKey::Json(_)) == json);
+        kept.cloned().collect::<Vec<_>>()
+    };
+    let mut keys = key_pointers(table).unwrap_or_else(|| of_base(true));
+    keys.extend(match table.texts("key_fields") {
+        Some(names) => names.into_iter().map(|name| BodyKey::Form(name.value)).collect(),
+        None => of_base(false),
+    });
+    keys
 }
 
 fn key_pointers(table: &Table<'_>) -> Option<Vec<BodyKey>> {
@@ -351,6 +478,9 @@ fn sending(table: &Table<'_>, base: &Sending) -> Sending {
         Some(url) => Some((url.value, most)),
         None => base.reconcile.as_ref().map(|(url, _)| (url.clone(), most)),
     };
+    if reconcile.is_none() && !table.has("reconcile_url") {
+        table.idle(&["reconcile_ms_max"], "there is no `reconcile_url` beside it");
+    }
     Sending {
         first_byte: ms(table, "first_byte_timeout_ms", base.first_byte),
         total: ms(table, "total_timeout_ms", base.total),

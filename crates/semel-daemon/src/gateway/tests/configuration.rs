@@ -91,6 +91,23 @@ fn each_mistake_says_what_to_write_instead() {
             "nothing says where `auth_url` names the caller",
         ),
         (
+            "upstream = \"http://u\"\nprincipal_header = \"X-User\"\nissued_keys = \"required\"",
+            "add issue_secret",
+        ),
+        (
+            "upstream = \"http://u\"\nprincipal_header = \"X-User\"\nissue_secret = \"hunter2\"",
+            "fewer than 32 characters",
+        ),
+        (
+            "upstream = \"http://u\"\nprincipal_header = \"X-User\"\nissue_secret = \"0123456789abcdef0123456789abcdef\"",
+            "`issue_secret` does nothing",
+        ),
+        (
+            "upstream = \"http://u\"\nanonymous = true\nissued_keys = \"accepted\"\n\
+             issue_secret = \"0123456789abcdef0123456789abcdef\"",
+            "needs callers that can be told apart",
+        ),
+        (
             "upstream = \"http://u\"\nanonymous = true\nhost = \"a b\"",
             "`host` is no host name",
         ),

@@ -6,7 +6,9 @@ use semel_core::claim::{
     Settlement, SweepReport, Token, Verdict,
 };
 use semel_core::store::{Capabilities, KeyPage, KeyQuery, Replies, Usage};
-use semel_core::{ErrorKind, Key, KeyStore, Scope, StoreError, StoredOutcome, Timestamp, limits};
+use semel_core::{
+    ErrorKind, Key, KeyStore, KeyStoreExt as _, Scope, StoreError, StoredOutcome, Timestamp, limits,
+};
 use semel_postgres::{Postgres, classify};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
@@ -171,7 +173,7 @@ impl KeyStore for Functions {
                 Verdict::Happened(outcome) => Some(outcome),
                 Verdict::DidNotHappen => None,
                 // Scopes are closed by `semel keys close` and the key API, not from SQL.
-                Verdict::Closed => return self.0.settle_many(settlements).await,
+                Verdict::Closed => return self.0.settle(it).await,
             };
             let sql = "SELECT verdict, semel.us(coalesce(until, clock_timestamp())) AS until_us
                        FROM semel.settle($1, $2, $3, $4, $5, $6, $7)";
