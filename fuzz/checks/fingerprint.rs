@@ -7,7 +7,7 @@ use semel_http::fingerprint::{Asked, of};
 use semel_http::{Pointer, Profile};
 
 /// Panics where it is not so.
-pub fn check(data: &[u8]) {
+pub(super) fn check(data: &[u8]) {
     let Some((kind, body)) = data.split_first() else {
         return;
     };

@@ -2,7 +2,7 @@
 use semel_http::key::{KeyForm, parse};
 
 /// Panics where it is not so.
-pub fn check(value: &[u8]) {
+pub(super) fn check(value: &[u8]) {
     let lenient = parse(value, KeyForm::Lenient, 255);
     if let Ok(key) = &lenient {
         assert!((1..=255).contains(&key.len()));
