@@ -47,7 +47,7 @@ async fn a_closed_scope_answers_nothing_of_what_it_held() {
         let claim = json!({"scope": "orders/ada", "id": format!("o-{n}"), "input": "x"});
         assert_eq!(
             world.ask("claim", claim).await.problem(),
-            (410, "SEM0710", Some("succeeded"))
+            (410, "SEM0710", Some("unknown"))
         );
     }
     let theirs = world
