@@ -138,6 +138,9 @@ pub struct Config {
     pub outage: Outage,
     /// Whether keys decide anything. Default they do.
     pub mode: Mode,
+    /// Milliseconds that the store may hold a request up under [`Mode::Shadow`], once before its handler and once behind
+    /// it. Default 50.
+    pub shadow_ms_max: u64,
     /// How long an outcome that could not be stored is tried again, after its answer was sent. Default 50 ms growing
     /// to 5 s, for 10 minutes.
     pub completion_retry: RetryPolicy,
@@ -175,6 +178,7 @@ impl Default for Config {
             reconcile_ms_max: 5_000,
             outage: Outage::Closed,
             mode: Mode::Enforce,
+            shadow_ms_max: 50,
             completion_retry: RetryPolicy {
                 initial_ms: 50,
                 cap_ms: 5_000,

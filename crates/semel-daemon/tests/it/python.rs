@@ -124,7 +124,7 @@ async fn the_document_holds_against_schemathesis() {
     let (folder, daemon, base) = api(
         "wait_ms_max = 20\nissue_secret = \"0123456789abcdef0123456789abcdef\"\n[[api.token]]\nname = \"attacker\"\ntoken = \"0123456789abcdef\"\nscopes = [\"*\"]\n\
          allow = [\"issue\", \"claim\", \"extend\", \"complete\", \"release\", \"abandon\", \"read\", \"wait\", \"list\", \
-         \"settle\"]\n",
+         \"settle\", \"close\"]\n",
     )
     .await;
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/schemathesis.toml");

@@ -40,13 +40,14 @@ where
         let note = remember(Arc::clone(shared), key, lease, ending);
         let noted = shared.tasks.spawn(note);
         // What takes longer goes on behind the answer.
-        let _ = tokio::time::timeout(IN_THE_WAY_MAX, noted).await;
+        let _ = tokio::time::timeout(in_the_way(shared), noted).await;
     }
     Ok(response)
 }
 
-/// The longest that the store may hold a request up, once before its handler and once behind it.
-const IN_THE_WAY_MAX: Duration = Duration::from_millis(50);
+fn in_the_way(shared: &Shared) -> Duration {
+    Duration::from_millis(shared.config.shadow_ms_max)
+}
 
 /// What the store would say; the right to note the end when it is a first request.
 async fn look(shared: &Arc<Shared>, fingerprint: Fingerprint, asked: &Key, key: Key) -> Option<(Key, Lease)> {
@@ -58,7 +59,7 @@ async fn look(shared: &Arc<Shared>, fingerprint: Fingerprint, asked: &Key, key: 
         lease_ms: shared.config.lease_ms,
     };
     // One without an answer is not withdrawn: a retry is a duplicate whether it arrived or not.
-    let reply = tokio::time::timeout(IN_THE_WAY_MAX, claim::claim(shared, &claim));
+    let reply = tokio::time::timeout(in_the_way(shared), claim::claim(shared, &claim));
     let event = match reply.await.unwrap_or(Err(claim::NoReply::Away)) {
         Err(claim::NoReply::ScopeFull) => Event::ShadowRefused,
         Err(_) => Event::StoreDown,

@@ -28,6 +28,8 @@ fn shadow(world: &World) -> (IdempotencyLayer, Arc<Mutex<Vec<Event>>>) {
         request_bytes_max: 10,
         store_ms_max: 60_000,
         body_idle_ms: 20,
+        // Long enough for a store on a busy machine.
+        shadow_ms_max: 2_000,
         ..Config::default()
     };
     let to = Arc::clone(&seen);

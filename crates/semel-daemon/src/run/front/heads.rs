@@ -164,8 +164,10 @@ impl Heads {
 
 /// The size of a chunk, its extensions left out.
 fn size(line: &[u8]) -> Option<u64> {
-    let digits = line.split(|byte| *byte == b';').next()?;
-    let digits = std::str::from_utf8(digits).ok()?.trim();
+    let digits = line.split(|byte| *byte == b';').next()?.trim_ascii();
+    // `from_str_radix` would take a sign as well.
+    let all_hex = digits.iter().all(u8::is_ascii_hexdigit);
+    let digits = std::str::from_utf8(digits).ok().filter(|_| all_hex)?;
     u64::from_str_radix(digits, 16).ok()
 }
 
