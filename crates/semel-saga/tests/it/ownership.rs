@@ -88,12 +88,14 @@ async fn a_slow_participant_is_called_once_however_often_sagas_are_looked_for() 
     let place = Place::new().await;
     let busy = CoordinatorConfig {
         poll: Duration::from_millis(1),
-        lease: Duration::from_secs(2),
+        lease: Duration::from_secs(4),
         ..config()
     };
     let coordinator = place.coordinator_with(busy);
-    place.shop.will("charge", &[Reply::Late(5_000)]);
-    let end = coordinator.run(&place.shop.chain(&["charge"]), "order-1").await;
+    place.shop.will("charge", &[Reply::Late(9_000)]);
+    let patient = place.shop.step("charge").with_attempt_timeout_ms(60_000);
+    let chain = Definition::new("shop").step(patient).check().unwrap();
+    let end = coordinator.run(&chain, "order-1").await;
     assert_eq!((end.status, place.shop.calls("charge")), (Status::Completed, 1));
 }
 
