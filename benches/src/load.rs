@@ -1,7 +1,8 @@
-//! A load generator for HTTP/1.1 over loopback: keep-alive connections, each with one request at a time.
-//!
-//! Smaller than a real client, so that it takes little of the processor that it shares with the server.
+//! Load for HTTP/1.1 over loopback: keep-alive connections, each with one request at a time. By wrk, or where that is not
+//! installed by a generator of our own: smaller than a real client, so that it takes little of the processor that it shares
+//! with the server.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -17,6 +18,54 @@ pub(crate) const BODY: &str = concat!(
     r#""address":{"name":"Ada Lovelace","street":"12 St James's Square","city":"London","zip":"SW1Y 4JH"},"#,
     r#""note":"please ring twice, the bell is old and does not always hear the first time that it is pressed .."}"#,
 );
+
+/// What wrk sends; found as `load.lua` in the folder that [`wrk`] is given.
+pub(crate) const LUA: &str = include_str!("http.lua");
+
+pub(crate) fn wrk_is_there() -> bool {
+    let quiet = std::process::Command::new("wrk").arg("--version").output();
+    quiet.is_ok()
+}
+
+/// Sends requests with one thread of wrk: whole seconds, at least one. `mode` is `new`, `replay` or `none`.
+pub(crate) async fn wrk(
+    dir: &Path,
+    port: u16,
+    connections: usize,
+    mode: &'static str,
+    run: Duration,
+) -> Sample {
+    let seconds = run.as_secs_f64().ceil().max(1.0);
+    let output = tokio::process::Command::new("wrk")
+        .args(["-t1", &format!("-c{connections}"), &format!("-d{seconds}s"), "-s"])
+        .arg(dir.join("load.lua"))
+        .arg(format!("http://127.0.0.1:{port}"))
+        .env("MODE", mode)
+        .env("SEED", semel_core::host::dice().to_bits().to_string())
+        .output()
+        .await
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let found: Vec<u64> = text
+        .lines()
+        .find_map(|line| line.strip_prefix("FOUND "))
+        .unwrap_or_else(|| panic!("wrk: {text}{}", String::from_utf8_lossy(&output.stderr)))
+        .split(' ')
+        .map(|number| number.parse().unwrap())
+        .collect();
+    let [done, micros, p50, p99, errors] = found[..] else {
+        panic!("{text}")
+    };
+    assert_eq!(errors, 0, "requests failed: {text}");
+    // wrk keeps the latencies; two stand for them, so that the table shows these two.
+    let mut latencies = vec![u32::try_from(p50).unwrap_or(u32::MAX); 98];
+    latencies.extend([u32::try_from(p99).unwrap_or(u32::MAX); 2]);
+    Sample {
+        done,
+        elapsed: Duration::from_micros(micros),
+        latencies,
+    }
+}
 
 /// Sends POST requests for `run`, each under a key that was never used before.
 pub(crate) async fn post(port: u16, connections: usize, run: Duration, keys: Arc<AtomicU64>) -> Sample {
@@ -54,7 +103,7 @@ async fn one_connection(port: u16, begun: Instant, run: Duration, keys: Option<A
             .as_ref()
             .map_or(0, |keys| keys.fetch_add(1, Ordering::Relaxed));
         let request = format!(
-            "POST /orders HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+            "POST /bench HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nauthorization: Bearer ada\r\n\
              idempotency-key: \"order-{key:012}\"\r\ncontent-length: {}\r\n\r\n{BODY}",
             BODY.len()
         );

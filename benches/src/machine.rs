@@ -18,5 +18,10 @@ pub(crate) fn print() {
     } else {
         "release build"
     };
-    println!("{cores} cores, load {load} at the start, data on {disk}, {build}");
+    let allocator = if cfg!(feature = "mimalloc") {
+        "mimalloc"
+    } else {
+        "the system's allocator"
+    };
+    println!("{cores} cores, load {load} at the start, data on {disk}, {build}, {allocator}");
 }

@@ -25,6 +25,10 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[derive(Debug, Parser)]
 #[command(about = "Semel's figures, each beside the raw limit of the same machine")]
 struct Cli {
@@ -56,8 +60,14 @@ enum Bench {
     KeysMysql,
     /// Keys on PostgreSQL against statements by hand: batches, replays, and keys in business transactions.
     KeysPostgres,
-    /// The HTTP layer on three stores against bare axum.
+    /// The HTTP layer on three stores against bare axum: by wrk where it is installed.
     Http,
+    /// The processor time that the layer adds to a request, without sockets (a part of `http`).
+    HttpCpu {
+        /// Only one of `bare`, `new`, `replay`: for a profiler.
+        #[arg(long)]
+        only: Option<String>,
+    },
     /// The gateway against nginx, where nginx, wrk and a `semel` built the same way are there.
     Gateway,
     /// The relay from SQLite to a webhook and, with the feature kafka, from PostgreSQL to Kafka.
@@ -114,6 +124,9 @@ async fn main() {
     }
     if all || matches!(cli.bench, Bench::Http) {
         http::run(plan).await;
+    }
+    if let Bench::HttpCpu { only } = &cli.bench {
+        http::alone::run(plan, only.as_deref());
     }
     if all || matches!(cli.bench, Bench::Gateway) {
         gateway::run(plan).await;

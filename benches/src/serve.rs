@@ -29,6 +29,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use semel_core::model::MemoryKeys;
 use semel_core::{KeyStore, OwnerLost, Scope};
 use semel_http::{Config, IdempotencyLayer, ScopeError};
+use semel_keys::Batched;
 
 /// `serve-http`.
 #[derive(Debug, Clone, Args)]
@@ -122,6 +123,7 @@ pub(crate) async fn run(args: ServeArgs) {
     axum::serve(listener, app).await.unwrap();
 }
 
+/// The store, with the batcher in front of it as in the daemon.
 async fn open(args: &ServeArgs) -> Option<Arc<dyn KeyStore>> {
     Some(match args.store {
         Store::None => return None,
@@ -131,25 +133,25 @@ async fn open(args: &ServeArgs) -> Option<Arc<dyn KeyStore>> {
                 .await
                 .unwrap();
             db.migrate().await.unwrap();
-            Arc::new(db)
+            Arc::new(Batched::new(db))
         }
         Store::Postgres => {
             let db = semel_postgres::Postgres::connect(semel_postgres::Config::new(&args.url))
                 .await
                 .unwrap();
             db.migrate().await.unwrap();
-            Arc::new(db)
+            Arc::new(Batched::new(db))
         }
         Store::Mysql => {
             let db = semel_mysql::Mysql::connect(semel_mysql::Config::new(&args.url))
                 .await
                 .unwrap();
             db.migrate().await.unwrap();
-            Arc::new(db)
+            Arc::new(Batched::new(db))
         }
         Store::Redis => {
             let store = semel_redis::Redis::connect(semel_redis::Config::new(&args.url)).await;
-            Arc::new(store.unwrap())
+            Arc::new(Batched::new(store.unwrap()))
         }
     })
 }

@@ -13,15 +13,16 @@ use super::{keyed, orders};
 use crate::Plan;
 use crate::load::BODY;
 
-pub(super) fn run(plan: Plan) {
-    let rounds = plan.rounds.max(3);
-    let requests = if plan.rows < 1_000 { plan.rows } else { 20_000 };
+pub(crate) fn run(plan: Plan, only: Option<&str>) {
+    let rounds = plan.rounds.max(1);
+    let requests = plan.rows.min(20_000);
+    let only = only.map(str::to_owned);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
     // A runtime cannot be entered from within another one.
-    let measured = std::thread::spawn(move || runtime.block_on(measure(rounds, requests)));
+    let measured = std::thread::spawn(move || runtime.block_on(measure(rounds, requests, only.as_deref())));
     let [bare, new, replayed] = measured.join().unwrap();
     println!("\n### Processor time of one request, without sockets, least of {rounds} rounds\n");
     println!("| | µs | added |\n| --- | ---: | ---: |");
@@ -34,17 +35,24 @@ pub(super) fn run(plan: Plan) {
     }
 }
 
-async fn measure(rounds: usize, requests: u32) -> [f64; 3] {
+async fn measure(rounds: usize, requests: u32, only: Option<&str>) -> [f64; 3] {
+    let wanted = |name| only.is_none_or(|only| only == name);
     let bare = orders();
     let store = keyed(Arc::new(MemoryKeys::default()));
     let mut keys = 0_u64;
     let mut least = [f64::INFINITY; 3];
     for _ in 0..rounds {
         let mut unused = 0;
-        least[0] = least[0].min(send(&bare, requests, &mut unused, 1).await);
-        least[1] = least[1].min(send(&store, requests, &mut keys, 1).await);
+        if wanted("bare") {
+            least[0] = least[0].min(send(&bare, requests, &mut unused, 1).await);
+        }
+        if wanted("new") {
+            least[1] = least[1].min(send(&store, requests, &mut keys, 1).await);
+        }
         let mut same = 0;
-        least[2] = least[2].min(send(&store, requests, &mut same, 0).await);
+        if wanted("replay") {
+            least[2] = least[2].min(send(&store, requests, &mut same, 0).await);
+        }
     }
     least
 }

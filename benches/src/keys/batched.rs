@@ -1,19 +1,18 @@
 //! Many tasks that claim and complete one key at a time, on SQLite: the batcher against a group commit written by hand.
 //!
-//! The one by hand is what a good engineer writes for one table and one process: a writer task, whatever has queued up
-//! (at most 256 operations) in one `BEGIN IMMEDIATE` transaction, `synchronous=FULL`, one conditional statement for each
-//! operation. It keeps no policy, nonce, withdrawal, retention or tombstone.
+//! The one by hand is what a good engineer writes for one table and one process: a writer thread, whatever has queued up
+//! (at most 256 operations) in one `BEGIN IMMEDIATE` transaction, `synchronous=FULL`, one prepared conditional statement
+//! for each operation. It keeps no policy, nonce, withdrawal, retention or tombstone.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use rusqlite::{Connection, OptionalExtension as _, params};
 use semel_core::claim::{ClaimReply, Completion, Keep, LeaseReply, succeeded};
 use semel_core::{Claim, KeyStore, KeyStoreExt as _, Nonce};
 use semel_keys::{BatchConfig, Batched};
 use semel_sqlite::Sqlite;
-use sqlx::Connection as _;
-use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use super::Ids;
 use crate::Plan;
@@ -26,7 +25,7 @@ const OUTCOME: &[u8] = &[b'x'; 200];
 
 pub(super) async fn sqlite(plan: Plan) {
     let dir = tempfile::tempdir().unwrap();
-    let by_hand = ByHand::open(&dir.path().join("by_hand.db")).await;
+    let by_hand = ByHand::open(&dir.path().join("by_hand.db"));
     let store = Sqlite::open(semel_sqlite::Config::new(dir.path().join("keys.db")))
         .await
         .unwrap();
@@ -127,13 +126,19 @@ async fn complete(store: &Arc<dyn KeyStore>, claim: Claim) {
 }
 
 enum Operation {
-    Claim(Claim, oneshot::Sender<Option<i64>>),
+    Claim(Vec<u8>, Claim, oneshot::Sender<Option<i64>>),
     Complete(Vec<u8>, i64, oneshot::Sender<bool>),
+}
+
+/// What an operation came to, told after the commit.
+enum Answer {
+    Claimed(oneshot::Sender<Option<i64>>, Option<i64>),
+    Completed(oneshot::Sender<bool>, bool),
 }
 
 /// A group commit as one writes it by hand.
 #[derive(Clone)]
-struct ByHand(mpsc::UnboundedSender<Operation>);
+struct ByHand(mpsc::Sender<Operation>);
 
 const CLAIM: &str = "INSERT INTO claim (k, fp, token, state, lease_until) VALUES (?1, ?2, 1, 0, ?3)
 ON CONFLICT (k) DO UPDATE SET token = token + 1, lease_until = ?3
@@ -142,22 +147,16 @@ const LOOK: &str = "SELECT fp, state, resp FROM claim WHERE k = ?1";
 const COMPLETE: &str = "UPDATE claim SET state = 1, resp = ?3 WHERE k = ?1 AND token = ?2 AND state = 0";
 
 impl ByHand {
-    async fn open(path: &std::path::Path) -> Self {
-        let options = SqliteConnectOptions::new()
-            .filename(path)
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(SqliteSynchronous::Full);
-        let mut db = SqliteConnection::connect_with(&options).await.unwrap();
-        sqlx::query(
-            "CREATE TABLE claim (k BLOB PRIMARY KEY, fp BLOB, token INT, state INT, lease_until INT, resp BLOB)
+    fn open(path: &std::path::Path) -> Self {
+        let db = Connection::open(path).unwrap();
+        db.execute_batch(
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;
+             CREATE TABLE claim (k BLOB PRIMARY KEY, fp BLOB, token INT, state INT, lease_until INT, resp BLOB)
              WITHOUT ROWID",
         )
-        .execute(&mut db)
-        .await
         .unwrap();
-        let (sender, receiver) = mpsc::unbounded_channel();
-        tokio::spawn(write(db, receiver));
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || write(&db, &receiver));
         Self(sender)
     }
 
@@ -177,56 +176,48 @@ impl ByHand {
 
     async fn claim(&self, claim: Claim) -> Option<i64> {
         let (back, token) = oneshot::channel();
-        let _ = self.0.send(Operation::Claim(claim, back));
+        let _ = self.0.send(Operation::Claim(claim.key.to_bytes(), claim, back));
         token.await.unwrap()
     }
 }
 
-async fn write(mut db: SqliteConnection, mut operations: mpsc::UnboundedReceiver<Operation>) {
-    let mut batch = Vec::new();
-    while operations.recv_many(&mut batch, 256).await > 0 {
-        let mut tx = db.begin_with("BEGIN IMMEDIATE").await.unwrap();
+/// The writer's thread.
+fn write(db: &Connection, operations: &mpsc::Receiver<Operation>) {
+    let [mut claim, mut look, mut complete] = [CLAIM, LOOK, COMPLETE].map(|sql| db.prepare(sql).unwrap());
+    while let Ok(first) = operations.recv() {
+        let batch = std::iter::once(first).chain(operations.try_iter()).take(256);
+        db.execute_batch("BEGIN IMMEDIATE").unwrap();
         let now = semel_core::Clock::now(&semel_core::SystemClock);
-        let mut answers: Vec<Box<dyn FnOnce() + Send>> = Vec::new();
-        for operation in batch.drain(..) {
-            match operation {
-                Operation::Claim(claim, back) => {
-                    let key = claim.key.to_bytes();
-                    let token: Option<i64> = sqlx::query_scalar(CLAIM)
-                        .bind(&key)
-                        .bind(claim.fingerprint.to_bytes().to_vec())
-                        .bind(now.plus_ms(claim.lease_ms).0)
-                        .bind(now.0)
-                        .fetch_optional(&mut *tx)
-                        .await
+        let mut answers = Vec::new();
+        for operation in batch {
+            answers.push(match operation {
+                Operation::Claim(key, asked, back) => {
+                    let fingerprint = asked.fingerprint.to_bytes();
+                    let until = now.plus_ms(asked.lease_ms).0;
+                    let token = claim
+                        .query_row(params![key, fingerprint, until, now.0], |row| row.get(0))
+                        .optional()
                         .unwrap();
                     if token.is_none() {
-                        let row: (Vec<u8>, i64, Vec<u8>) =
-                            sqlx::query_as(LOOK).bind(&key).fetch_one(&mut *tx).await.unwrap();
-                        assert_eq!(row.1, 1);
+                        let done: (Vec<u8>, i64, Vec<u8>) = look
+                            .query_row([&key], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+                            .unwrap();
+                        assert_eq!(done.1, 1);
                     }
-                    answers.push(Box::new(move || {
-                        let _ = back.send(token);
-                    }));
+                    Answer::Claimed(back, token)
                 }
                 Operation::Complete(key, token, back) => {
-                    let done = sqlx::query(COMPLETE)
-                        .bind(key)
-                        .bind(token)
-                        .bind(OUTCOME)
-                        .execute(&mut *tx)
-                        .await
-                        .unwrap();
-                    let ok = done.rows_affected() == 1;
-                    answers.push(Box::new(move || {
-                        let _ = back.send(ok);
-                    }));
+                    let done = complete.execute(params![key, token, OUTCOME]).unwrap();
+                    Answer::Completed(back, done == 1)
                 }
-            }
+            });
         }
-        tx.commit().await.unwrap();
+        db.execute_batch("COMMIT").unwrap();
         for answer in answers {
-            answer();
+            match answer {
+                Answer::Claimed(back, token) => drop(back.send(token)),
+                Answer::Completed(back, ok) => drop(back.send(ok)),
+            }
         }
     }
 }
