@@ -231,10 +231,17 @@ impl Redis {
                 return;
             }
             let answers = self.swap(&swaps, operation).await;
+            let runs = swaps
+                .iter()
+                .zip(&answers)
+                .filter_map(|((item, swap, _), answer)| {
+                    let token = granted(answer).filter(|_| swap.grants)?;
+                    Some((&item.record[..], token))
+                });
+            self.runs().began(self.names(), runs);
             for ((item, swap, reply), answer) in swaps.into_iter().zip(answers) {
                 match answer {
                     Ok((Answer::Done(token), _)) if swap.grants => {
-                        self.runs().began(self.names(), &item.record, Token(token));
                         replies[item.index] = Some(Ok((transition.granted)(reply, Token(token))));
                     }
                     Ok((Answer::Done(_), _)) => replies[item.index] = Some(Ok(reply)),
@@ -260,11 +267,9 @@ impl Redis {
         let fill = |item: &Item<'_, T>, command: &mut Cmd| (script.arguments)(item.item, command);
         let answers = self.each(round, operation, script.ask, bytes, fill).await;
         if script.ask.grants {
-            for (item, answer) in round.iter().zip(&answers) {
-                if let Ok((Answer::Done(token), _)) = answer {
-                    self.runs().began(self.names(), &item.record, Token(*token));
-                }
-            }
+            let pairs = round.iter().zip(&answers);
+            let runs = pairs.filter_map(|(item, answer)| Some((&item.record[..], granted(answer)?)));
+            self.runs().began(self.names(), runs);
         }
         answers
     }
@@ -433,6 +438,14 @@ impl Redis {
             self.server_time().seen(now);
         }
         Ok(answers)
+    }
+}
+
+/// The token of an item that was granted, where the script grants.
+const fn granted(answer: &Result<(Answer, Timestamp), StoreError>) -> Option<Token> {
+    match answer {
+        Ok((Answer::Done(token), _)) => Some(Token(*token)),
+        _ => None,
     }
 }
 

@@ -3,6 +3,8 @@
 //! Runs that have not ended are in the registries; all others are found by going through the keyspace. A record that is
 //! moved by Redis between two pages may be shown twice; none that is there all the time is left out.
 
+use std::ops::Bound;
+
 use semel_core::claim::{Record, StateName};
 use semel_core::store::{KeyPage, KeyQuery, KeyStore as _};
 use semel_core::{ErrorKind, Key, StoreError, Timestamp, limits};
@@ -18,7 +20,8 @@ const ENTRIES: usize = 32;
 /// Where a page begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum From {
-    /// In a registry: its tag, the entry behind which to go on, and how many records of the next one were shown.
+    /// In a registry: its tag, how many records of an entry were shown, and that entry; with none of them shown, to go on
+    /// behind it.
     Run(u8, u8, String),
     /// In the keyspace: node, cursor, and the name behind which to go on in its step.
     Space(u16, u64, Vec<u8>),
@@ -92,17 +95,24 @@ impl Redis {
     async fn listed_runs(
         &self,
         query: &KeyQuery,
-        (tag, shown, behind): (u8, u8, String),
+        (tag, shown, begin): (u8, u8, String),
         left: usize,
         page: &mut KeyPage,
     ) -> Result<Option<From>, StoreError> {
-        let entries = self.entries("list", tag, &behind, ENTRIES).await?;
+        // An entry of which some were shown is read again, if it is still there.
+        let bound = match (&begin[..], shown) {
+            ("", _) => Bound::Unbounded,
+            (begin, 0) => Bound::Excluded(begin),
+            (begin, _) => Bound::Included(begin),
+        };
+        let entries = self.entries("list", tag, bound, ENTRIES).await?;
         let whole = entries.len() < ENTRIES;
         let wanted = |key: &Key| query.scope.as_ref().is_none_or(|scope| key.scope() == scope);
         let mut found = 0;
-        let mut from = From::Run(tag, shown, behind);
-        for (at, entry) in entries.iter().enumerate() {
-            let skip = if at == 0 { usize::from(shown) } else { 0 };
+        let mut last = begin.clone();
+        for entry in &entries {
+            let id = entry_of(entry.first);
+            let skip = if id == begin { usize::from(shown) } else { 0 };
             let names = entry.records.iter().enumerate().skip(skip);
             let keys = names.filter_map(|(place, record)| Some((place, self.names().key(record)?)));
             let (places, keys): (Vec<usize>, Vec<Key>) = keys.filter(|(_, key)| wanted(key)).unzip();
@@ -118,19 +128,16 @@ impl Redis {
                     page.records.push(line);
                     found += 1;
                     if found == left {
-                        let From::Run(_, _, behind) = from else {
-                            return Ok(None);
-                        };
                         // An entry names at most 64.
                         let shown = u8::try_from(place + 1).unwrap_or(u8::MAX);
-                        return Ok(Some(From::Run(tag, shown, behind)));
+                        return Ok(Some(From::Run(tag, shown, id)));
                     }
                 }
             }
-            from = From::Run(tag, 0, entry_of(entry.first));
+            last = id;
         }
         Ok(if !whole {
-            Some(from)
+            Some(From::Run(tag, 0, last))
         } else if tag + 1 < self.names().registries() {
             Some(From::Run(tag + 1, 0, String::new()))
         } else {

@@ -127,9 +127,9 @@ pub(crate) fn token_of(entry: &str) -> Option<Token> {
     Some(Token((ms - EPOCH_MS).checked_mul(PER_MS)?.checked_add(rest)?))
 }
 
-/// The millisecond in which a token was drawn.
+/// The end of the millisecond in which a token was drawn, as the scripts take it.
 pub(crate) const fn drawn_at(token: Token) -> Timestamp {
-    Timestamp((token.0.div_euclid(PER_MS) + EPOCH_MS) * 1_000)
+    Timestamp((token.0.div_euclid(PER_MS) + EPOCH_MS) * 1_000 + 999)
 }
 
 /// Names of records as one entry of a registry holds several: each with its length before it.
@@ -192,7 +192,10 @@ mod tests {
             assert_eq!(entry_of(Token(token)), entry);
             assert_eq!(entry_of(Token(token + 63)), entry);
         }
-        assert_eq!(drawn_at(Token(8_192 + 8_191)), Timestamp((EPOCH_MS + 1) * 1_000));
+        assert_eq!(
+            drawn_at(Token(8_192 + 8_191)),
+            Timestamp((EPOCH_MS + 1) * 1_000 + 999)
+        );
         // 30 years on a token is still a number that JSON readers keep.
         assert!(token_of("2713910400000-128").unwrap().0 < 1 << 53);
     }

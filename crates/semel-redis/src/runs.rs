@@ -26,14 +26,21 @@ struct State {
 }
 
 impl Runs {
-    /// Notes that a script has granted a run. To be called for all that it granted before one of them can end.
-    pub(crate) fn began(&self, names: &Names, record: &[u8], token: Token) {
+    /// Notes the runs that a call's scripts have granted: all of them, before one of them can end, and at once, so that no
+    /// entry is forgotten while only some of its runs are noted.
+    pub(crate) fn began<'r>(&self, names: &Names, runs: impl IntoIterator<Item = (&'r [u8], Token)>) {
+        let mut runs = runs.into_iter().peekable();
+        if runs.peek().is_none() {
+            return;
+        }
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = (names.registry_tag(record), entry(token));
-        if state.running.len() >= ENTRIES_MAX && !state.running.contains_key(&entry) {
+        if state.running.len() >= ENTRIES_MAX {
             state.running.clear();
         }
-        state.running.entry(entry).or_default().push(spread(record));
+        for (record, token) in runs {
+            let entry = (names.registry_tag(record), entry(token));
+            state.running.entry(entry).or_default().push(spread(record));
+        }
     }
 
     /// Notes that a run is over; the entries to be removed from the registry of this tag, when there are enough.
@@ -68,8 +75,8 @@ mod tests {
         let mut removed = Vec::new();
         for n in 0..i64::try_from(ENDED).unwrap() {
             let (one, two) = (Token(64 * n), Token(64 * n + 1));
-            runs.began(&names, b"semel{00}\x01aa", one);
-            runs.began(&names, b"semel{01}\x01ab", two);
+            let call: [(&[u8], _); 2] = [(b"semel{00}\x01aa", one), (b"semel{01}\x01ab", two)];
+            runs.began(&names, call);
             for _ in 0..2 {
                 assert_eq!(runs.ended(&names, b"semel{00}\x01aa", one), None);
             }
@@ -86,12 +93,29 @@ mod tests {
     #[test]
     fn what_is_forgotten_is_left_to_the_sweep() {
         let (runs, names) = (Runs::default(), Names::new("semel", false));
-        let record = b"semel{00}\x01aa";
-        runs.began(&names, record, Token(-1));
+        let record = &b"semel{00}\x01aa"[..];
+        runs.began(&names, [(record, Token(-1))]);
         for n in 0..i64::try_from(ENTRIES_MAX).unwrap() {
-            runs.began(&names, record, Token(64 * n));
+            runs.began(&names, [(record, Token(64 * n))]);
         }
         assert_eq!(runs.0.lock().unwrap().running.len(), 1);
         assert_eq!(runs.ended(&names, record, Token(-1)), None);
+    }
+
+    /// Rule K10: an entry of which some runs are not known would be removed while they go on.
+    #[test]
+    fn entries_that_are_forgotten_while_a_call_is_noted_are_not_half_known() {
+        let (runs, names) = (Runs::default(), Names::new("semel", false));
+        let (one, two, three) = (b"semel{00}\x01aa", b"semel{00}\x01ab", b"semel{00}\x01ac");
+        // Room for one entry more; the call has two.
+        for n in 1..i64::try_from(ENTRIES_MAX).unwrap() {
+            runs.began(&names, [(&one[..], Token(-64 * n))]);
+        }
+        let call: [(&[u8], _); 3] = [(one, Token(0)), (two, Token(64)), (three, Token(1))];
+        runs.began(&names, call);
+        assert_eq!(runs.ended(&names, three, Token(1)), None);
+        let state = runs.0.lock().unwrap();
+        assert!(state.ended.is_empty(), "{:?}", state.ended);
+        assert_eq!(state.running.get(&(0, 0)).map(Vec::len), Some(1));
     }
 }

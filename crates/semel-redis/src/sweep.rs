@@ -2,8 +2,9 @@
 //!
 //! Two passes. The registries hold the runs that have not ended, so that a lost one is found quickly (rule K10). The
 //! others are found by going through the whole keyspace, a piece with each sweep: outcomes past their retention are
-//! dropped then, tombstones and withdrawals removed. What no sweep reaches Redis drops by itself at its end.
+//! dropped then, tombstones and withdrawals removed. An entry that is removed from a registry costs a sweep nothing. What no sweep reaches Redis drops by itself at its end.
 
+use std::ops::Bound;
 use std::sync::PoisonError;
 
 use redis::{Cmd, Value};
@@ -89,11 +90,15 @@ impl Redis {
 
     /// Both passes, each from where the last one ended and, if that was not the beginning, from there once more.
     async fn sweep_from(&self, place: &mut Place, budget: &mut Budget) -> Result<(), StoreError> {
+        // Half of it is kept for the keyspace, however many runs go on.
+        let kept = budget.looks / 2;
+        budget.looks -= kept;
         let begun_inside = place.tag > 0 || !place.entry.is_empty();
         self.registries(place, budget).await?;
         if begun_inside && !budget.is_spent() {
             self.registries(place, budget).await?;
         }
+        budget.looks = budget.looks.saturating_add(kept);
         let begun_inside = place.node > 0 || place.cursor > 0;
         self.keyspace(place, budget).await?;
         if begun_inside && !budget.is_spent() {
@@ -104,8 +109,12 @@ impl Redis {
 
     async fn registries(&self, place: &mut Place, budget: &mut Budget) -> Result<(), StoreError> {
         while place.tag < self.names().registries() && !budget.is_spent() {
-            let entries = self.entries("sweep", place.tag, &place.entry, ENTRIES).await?;
-            let whole = entries.len() < ENTRIES;
+            let begin = match &place.entry[..] {
+                "" => Bound::Unbounded,
+                entry => Bound::Excluded(entry),
+            };
+            let entries = self.entries("sweep", place.tag, begin, ENTRIES).await?;
+            let mut whole = entries.len() < ENTRIES;
             let candidates: Vec<Candidate> = entries
                 .iter()
                 .flat_map(|entry| {
@@ -120,11 +129,14 @@ impl Redis {
             for entry in entries {
                 let runs: Vec<bool> = over.by_ref().take(entry.records.len()).collect();
                 if runs.len() < entry.records.len() {
-                    // The budget is spent: the next sweep begins with this entry.
-                    return self.forget(place.tag, &ended).await;
+                    // The budget was spent: what comes next, this sweep or another, begins with this entry.
+                    whole = false;
+                    break;
                 }
                 if runs.iter().all(|over| *over) {
                     ended.push(entry.first);
+                    // Nobody looks at these again: a sweep keeps up with whoever ends the runs of other processes.
+                    budget.looks = budget.looks.saturating_add(entry.records.len());
                 }
                 place.entry = entry_of(entry.first);
             }
@@ -153,18 +165,18 @@ impl Redis {
         self.link().ask("sweep", &Node::Only, command).await.map(|_| ())
     }
 
-    /// Entries of a tag's registry behind this one.
+    /// Entries of a tag's registry from here on.
     pub(crate) async fn entries(
         &self,
         operation: &'static str,
         tag: u8,
-        behind: &str,
+        begin: Bound<&str>,
         count: usize,
     ) -> Result<Vec<Entry>, StoreError> {
-        let from = if behind.is_empty() {
-            "-".to_owned()
-        } else {
-            format!("({behind}")
+        let from = match begin {
+            Bound::Unbounded => "-".to_owned(),
+            Bound::Excluded(entry) => format!("({entry}"),
+            Bound::Included(entry) => entry.to_owned(),
         };
         let mut command = redis::cmd("XRANGE");
         command.arg(self.names().registry(tag)).arg(from).arg("+");

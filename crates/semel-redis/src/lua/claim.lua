@@ -31,12 +31,13 @@ for i = 1, count do
       end
       first = (ms - 1767225600000) * 8192 + seq * 64
       if not now then
-        -- It is the time as well, unless the clock was set back.
+        -- It is the time as well, unless the clock was set back; the end of its millisecond, so that no lease is shorter than
+        -- asked.
         if tonumber(ms) > tonumber(ARGV[3]) then
           ask()
           shown = true
         else
-          now = ms * 1000
+          now = ms * 1000 + 999
         end
       end
     end

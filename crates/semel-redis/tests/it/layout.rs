@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use semel_core::claim::{Claim, ClaimReply, Lease, REMOVE_GRACE_MS, Release, StateName, WITHDRAWN_MS};
+use semel_core::claim::{
+    Claim, ClaimReply, Completion, Lease, REMOVE_GRACE_MS, Release, StateName, WITHDRAWN_MS,
+};
 use semel_core::store::KeyQuery;
 use semel_core::{KeyStore, KeyStoreExt};
 use semel_redis::{Config, Redis};
@@ -187,6 +189,99 @@ async fn an_entry_about_several_runs_stays_until_the_last_of_them_has_ended() {
     assert!(other.complete_many(&last).await.iter().all(Result::is_ok));
     other.sweep(10).await.unwrap();
     assert_eq!(raw.ask::<u64>(&[b"XLEN", b"semel:run{00}"]).await, 0);
+}
+
+/// The entry where a page ended may be gone when the next one is asked for.
+#[tokio::test]
+async fn a_page_that_ended_with_a_run_that_has_ended_since_leaves_none_out() {
+    let (url, store) = fresh().await;
+    let claims: Vec<Claim> = (0..3).map(|_| request()).collect();
+    let mut leases = Vec::new();
+    for claim in &claims {
+        leases.push(granted(&store, claim).await);
+    }
+    let mut query = KeyQuery {
+        state: Some(StateName::Claimed),
+        limit: 1,
+        ..KeyQuery::default()
+    };
+    let page = store.list(&query).await.unwrap();
+    assert_eq!(page.records[0].0, claims[0].key);
+    query.from = page.next;
+    store
+        .complete(&completion(&claims[0], leases[0], "done"))
+        .await
+        .unwrap();
+    store.sweep(10).await.unwrap();
+    assert_eq!(
+        Raw::open(&url)
+            .await
+            .ask::<u64>(&[b"XLEN", b"semel:run{00}"])
+            .await,
+        2
+    );
+    let left: Vec<Vec<u8>> = claims[1..].iter().map(|claim| claim.key.to_bytes()).collect();
+    assert_eq!(all(&store, query).await, left);
+}
+
+/// Runs that go on, of one call each 64.
+async fn many(store: &Redis) -> Vec<Completion> {
+    let mut done = Vec::new();
+    for _ in 0..40 {
+        let claims: Vec<Claim> = (0..64).map(|_| request()).collect();
+        for (claim, reply) in claims.iter().zip(store.claim_many(&claims).await) {
+            let Ok(ClaimReply::Granted { lease, .. }) = reply else {
+                panic!("{reply:?}")
+            };
+            done.push(completion(claim, lease, "done"));
+        }
+    }
+    done
+}
+
+/// More than one sweep may look at: what it removes does not count.
+#[tokio::test]
+async fn a_sweep_removes_all_entries_of_runs_that_another_process_ended() {
+    let (url, store) = fresh().await;
+    let done = many(&store).await;
+    let other = Redis::connect(Config::new(&url)).await.unwrap();
+    for piece in done.chunks(64) {
+        assert!(other.complete_many(piece).await.iter().all(Result::is_ok));
+    }
+    let mut raw = Raw::open(&url).await;
+    assert_eq!(raw.ask::<u64>(&[b"XLEN", b"semel:run{00}"]).await, 40);
+    other.sweep(1).await.unwrap();
+    assert_eq!(raw.ask::<u64>(&[b"XLEN", b"semel:run{00}"]).await, 0);
+}
+
+#[tokio::test]
+async fn many_open_runs_do_not_keep_a_sweep_from_what_has_ended() {
+    let (url, store) = fresh().await;
+    let claim = request();
+    let lease = granted(&store, &claim).await;
+    store.complete(&completion(&claim, lease, "done")).await.unwrap();
+    Raw::open(&url).await.age_ms("semel", KEEP.retention_ms).await;
+    assert_eq!(many(&store).await.len(), 2_560);
+    let mut tombstoned = 0;
+    for _ in 0..12 {
+        tombstoned += store.sweep(1).await.unwrap().tombstoned;
+    }
+    assert_eq!(tombstoned, 1);
+}
+
+/// Its owner stops at the end that it knows; nobody may take over before.
+#[tokio::test]
+async fn a_lease_is_never_shorter_than_asked() {
+    let (url, store) = fresh().await;
+    let mut raw = Raw::open(&url).await;
+    for _ in 0..50 {
+        let (seconds, micros): (i64, i64) = raw.ask(&[b"TIME"]).await;
+        let ClaimReply::Granted { until, .. } = store.claim(&request()).await.unwrap() else {
+            panic!("not granted")
+        };
+        let asked = seconds * 1_000_000 + micros;
+        assert!(until.0 - asked >= LEASE_MS * 1_000, "{} µs", until.0 - asked);
+    }
 }
 
 /// How many commands Redis carries out, by its own count.

@@ -26,9 +26,10 @@ impl Raw {
         command.query_async(&mut self.0).await.unwrap()
     }
 
-    /// Lets time pass for all records with this prefix in the database.
+    /// Lets time pass for all records with this prefix in the database, and the rest of the millisecond that a lease may be
+    /// longer.
     pub(crate) async fn age_ms(&mut self, prefix: &str, ms: i64) {
-        let micros = (ms * 1_000).to_string();
+        let micros = (ms * 1_000 + 999).to_string();
         let age = include_str!("age.lua");
         let _: ::redis::Value = self
             .ask(&[

@@ -267,8 +267,8 @@ impl<'a> History<'a> {
         }
         match (model, store) {
             (ClaimReply::Busy { lease_left_ms: a }, ClaimReply::Busy { lease_left_ms: b }) => {
-                // The store's clock may have run on.
-                if (*a - self.slack_ms..=*a).contains(b) {
+                // The store's clock may have run on; one that knows the time in milliseconds leaves the owner the rest of one.
+                if (*a - self.slack_ms..=*a + 1).contains(b) {
                     Ok(())
                 } else {
                     same(a, b)
