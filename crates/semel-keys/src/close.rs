@@ -26,7 +26,8 @@ pub struct Closed {
 /// until a whole pass has closed nothing and found nothing changed; [`close_scope`] does that.
 ///
 /// # Errors
-/// The store's. What was closed stays closed: the step may be repeated.
+/// The store's. What was closed stays closed: the step may be repeated. `ReplyLost` where some keys were closed and the
+/// store failed the others: any other error that says "later" means that nothing was done.
 pub async fn close_some(
     store: &dyn KeyStore,
     scope: &Scope,
@@ -64,16 +65,28 @@ pub async fn close_some(
     if settlements.is_empty() {
         return Ok(step);
     }
+    let mut failed = None;
     for reply in store.settle_many(&settlements).await {
         match reply {
             Ok(LeaseReply::Ok(_)) => step.closed += 1,
             Ok(LeaseReply::LeaseLost | LeaseReply::Conflict) => step.changed += 1,
             // It may be closed: the next pass sees.
             Err(error) if error.retry() == Retry::OutcomeUnknown => step.changed += 1,
-            Err(error) => return Err(error),
+            Err(error) => failed = failed.or(Some(error)),
         }
     }
-    Ok(step)
+    match failed {
+        None => Ok(step),
+        // Nobody may read it as "nothing was done".
+        Some(error) if step.closed + step.changed > 0 && error.retry() == Retry::Later => {
+            let text = format!(
+                "{} keys of the step were closed, and the store failed others",
+                step.closed
+            );
+            Err(StoreError::new(ErrorKind::ReplyLost, "close", text).with_source(error))
+        }
+        Some(error) => Err(error),
+    }
 }
 
 /// Closes a scope: of every key in it only a tombstone stays, for `keep` from now (retention and tombstone together).

@@ -144,29 +144,44 @@ impl Asked<'_> {
         }
     }
 
-    /// Some keys of a scope whose principal is gone.
-    async fn close(&self, closing: Closing) -> Result<Reply, Problem> {
-        let Closing {
-            scope,
-            keep,
-            from,
-            limit,
-            person,
-        } = closing;
-        let closed = semel_keys::close_some(&*self.store, &scope, keep, from, limit);
-        let step = self.write("close", closed).await;
-        let result = match &step {
-            Ok(step) => format!("{} keys closed, {} changed meanwhile", step.closed, step.changed),
-            Err(error) => format!("stopped: {error}"),
-        };
-        tracing::info!(
-            scope = %scope,
-            by = person.by,
-            why = person.why,
-            api_token = self.grant.name,
-            result,
-            "somebody closes a scope over the API"
-        );
+    /// Some keys of a scope whose principal is gone, in a task of its own like [`Self::settle`].
+    async fn close(self, closing: Closing) -> Result<Reply, Problem> {
+        let Self {
+            api,
+            grant,
+            store,
+            place,
+        } = self;
+        let (request_max, token) = (api.limits.request_max, grant.name.clone());
+        let task = api.tasks.spawn(async move {
+            let _place = place;
+            let Closing {
+                scope,
+                keep,
+                from,
+                limit,
+                person,
+            } = closing;
+            let closed = semel_keys::close_some(&*store, &scope, keep, from, limit);
+            let step = within(request_max, "close", ErrorKind::ReplyLost, closed).await;
+            let result = match &step {
+                Ok(step) => format!("{} keys closed, {} changed meanwhile", step.closed, step.changed),
+                Err(error) => format!("stopped: {error}"),
+            };
+            tracing::info!(
+                scope = %scope,
+                by = person.by,
+                why = person.why,
+                api_token = token,
+                result,
+                "somebody closes a scope over the API"
+            );
+            step
+        });
+        let step = task.await.unwrap_or_else(|_| {
+            let text = "the closing broke off, which is a mistake in semel";
+            Err(StoreError::new(ErrorKind::ReplyLost, "close", text))
+        });
         match step {
             // Of all that is asked, only a page token can be wrong here.
             Err(error) if error.kind() == ErrorKind::Invalid => {

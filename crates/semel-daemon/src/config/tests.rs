@@ -60,7 +60,7 @@ fn settings_that_do_nothing_or_not_what_was_meant_are_doubted_with_their_line() 
          [api]\nwait_ms_max = 0\nwaiters_max = 9\n\
          [[gateway]]\nname = \"g\"\nlisten = \"127.0.0.1:1\"\nupstream = \"http://u\"\n\
          principal_header = \"Cookie\"\nauth_timeout_ms = 5\nreconcile_ms_max = 7\nkey_headers = [\"Authorization\"]\n\
-         [[gateway.route]]\npaths = [\"/notes\"]\nkey = \"off\"\nretention_ms = 5\n\
+         [[gateway.route]]\npaths = [\"/notes\"]\nkey = \"off\"\nretention_ms = 5\ntotal_timeout_ms = 6\n\
          [[gateway.route]]\npaths = [\"/a\"]\nreconcile_url = \"http://r\"\nreconcile_ms_max = 9\n",
     )
     .unwrap();
@@ -79,6 +79,7 @@ fn settings_that_do_nothing_or_not_what_was_meant_are_doubted_with_their_line() 
             "15: `reconcile_ms_max` of [[gateway]] does nothing: there is no `reconcile_url` beside it",
             "16: `key_headers` names authorization, a credential: every request of a caller would be the same operation",
             "20: `retention_ms` of [[gateway.route]] does nothing: keys are off on this route",
+            "21: `total_timeout_ms` of [[gateway.route]] does nothing: keys are off on this route",
         ]
     );
     assert!(

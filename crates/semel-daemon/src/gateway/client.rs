@@ -408,6 +408,8 @@ impl Client {
             *request.uri_mut() = uri;
         }
         request.headers_mut().remove(header::HOST);
+        // hyper would take out what it names as well: `te: trailers`, which gRPC asks for.
+        request.headers_mut().remove(header::CONNECTION);
         *request.version_mut() = Version::HTTP_2;
         request
     }
@@ -424,6 +426,10 @@ impl Client {
                 .and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
             {
                 request.headers_mut().insert(header::HOST, host);
+            }
+            if request.headers().contains_key(header::TE) {
+                let te = HeaderValue::from_static("te");
+                request.headers_mut().insert(header::CONNECTION, te);
             }
             *request.version_mut() = Version::HTTP_11;
         }

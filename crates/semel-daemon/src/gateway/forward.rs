@@ -57,10 +57,12 @@ fn says_who_asked(name: &str) -> bool {
     )
 }
 
-/// Whether two names are one to servers that hand fields on as variables (CGI, WSGI, PHP): `Semel_Token` and
-/// `Semel-Token`.
+/// Whether two names are one to servers that hand fields on as variables (CGI, WSGI, PHP): `Semel_Token`, `Semel.Token`
+/// and `Semel-Token`.
 fn are_twins(name: &str, other: &str) -> bool {
-    let plain = |byte: u8| if byte == b'_' { b'-' } else { byte };
+    let plain = |byte: u8| {
+        if byte.is_ascii_alphanumeric() { byte } else { b'-' }
+    };
     name.len() == other.len() && name.bytes().map(plain).eq(other.bytes().map(plain))
 }
 
@@ -77,7 +79,8 @@ fn is_twin(name: &HeaderName, config: &ProxyConfig) -> bool {
             || are_twins(text, wire::IDEMPOTENCY_KEY)
             || are_twins(text, wire::IDEMPOTENT_REPLAYED)
     };
-    (text.contains('_') && semels())
+    let odd = |byte: u8| byte != b'-' && !byte.is_ascii_alphanumeric();
+    (text.bytes().any(odd) && semels())
         || config
             .meant
             .iter()
@@ -194,9 +197,7 @@ pub(super) fn request(
 ) {
     let trailers = tokens(headers, &header::TE).any(|word| word.eq_ignore_ascii_case("trailers"));
     strip_hop_by_hop(headers, &config.kept);
-    if headers.len() > headers.keys_len() {
-        one_cookie(headers);
-    }
+    one_cookie(headers);
     let host = who(headers, config, peer, authority);
     let own = || config.own_host.clone();
     let shown = match &config.host {
@@ -256,7 +257,10 @@ pub(super) fn who(
 }
 
 /// Over HTTP/2 a cookie may come in crumbs; elsewhere it is one line (RFC 9113, 8.2.3).
-fn one_cookie(headers: &mut HeaderMap) {
+pub(super) fn one_cookie(headers: &mut HeaderMap) {
+    if headers.len() == headers.keys_len() {
+        return;
+    }
     let crumbs: Vec<&[u8]> = headers
         .get_all(header::COOKIE)
         .iter()
@@ -412,7 +416,7 @@ mod tests {
 
     /// An upstream behind CGI or WSGI would take them for the gateway's own word.
     #[test]
-    fn what_a_client_writes_with_underscores_is_not_taken_for_what_the_gateway_says() {
+    fn what_a_client_writes_with_underscores_or_dots_is_not_taken_for_what_the_gateway_says() {
         let mut headers = map(&[
             ("semel_token", "7"),
             ("semel-token", "7"),
@@ -420,6 +424,9 @@ mod tests {
             ("idempotency_key", "b"),
             ("x_forwarded_for", "10.0.0.9"),
             ("x_user", "root"),
+            ("x.user", "root"),
+            ("x~forwarded.for", "10.0.0.9"),
+            ("semel.token", "7"),
             ("x-user", "alice"),
             ("x_order_id", "b"),
             ("idempotency-key", "a"),

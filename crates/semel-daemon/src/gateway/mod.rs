@@ -266,14 +266,14 @@ impl Gateway {
         let found = routes::find(&inner.routes, request.method(), request.uri().path());
         let route = found.and_then(|at| Some((at, inner.routes.get(at)?, inner.served.get(at)?)));
         match route {
-            Some((at, route, served)) if route.key != KeyRule::Off => {
-                if may_be_keyed(route, request.headers()) {
-                    served.keyed(Arc::clone(inner), at, request, peer)
-                } else {
-                    served.proxy.plain(request, peer)
-                }
+            Some((at, route, served))
+                if route.key != KeyRule::Off && may_be_keyed(route, request.headers()) =>
+            {
+                served.keyed(Arc::clone(inner), at, request, peer)
             }
-            _ => inner.pass.plain(request, peer),
+            // A route's times are its own, with keys or without.
+            Some((_, _, served)) => served.proxy.plain(request, peer),
+            None => inner.pass.plain(request, peer),
         }
     }
 }

@@ -149,6 +149,7 @@ impl Asker {
     fn asked(&self, parts: &Parts) -> HeaderMap {
         let mut headers = parts.headers.clone();
         forward::strip_hop_by_hop(&mut headers, &[]);
+        forward::one_cookie(&mut headers);
         headers.remove(&self.header);
         if !self.config.trust_forwarded {
             let claimed: Vec<HeaderName> = headers

@@ -50,8 +50,8 @@ tokio::task_local! {
     static CALLER: HeaderMap;
 }
 
-/// Carries a request through the layer, whose hook may then ask in its caller's name. A request whose client went away
-/// meanwhile is asked about without it.
+/// Carries a request through the layer, whose hook may then ask in its caller's name. Where keys belong to principals,
+/// nobody is asked about a request whose client went away meanwhile: the next retry asks.
 pub(super) async fn on_behalf<T>(caller: HeaderMap, work: impl Future<Output = T>) -> T {
     CALLER.scope(caller, work).await
 }
@@ -146,7 +146,12 @@ impl Hook {
 #[async_trait]
 impl Reconcile for Hook {
     async fn reconcile(&self, key: &Key, token: Token) -> Result<Option<Settles>, ReconcileError> {
-        let mut fields = CALLER.try_with(HeaderMap::clone).unwrap_or_default();
+        let mut fields = match CALLER.try_with(HeaderMap::clone) {
+            Ok(fields) => fields,
+            // The same key may be another principal's too, and theirs would be told of.
+            Err(_) if !self.reconciler.kept.is_empty() => return Ok(None),
+            Err(_) => HeaderMap::new(),
+        };
         fields.insert(SEMEL_TOKEN, HeaderValue::from(token.0));
         let (answer, meaning) = match self.reconciler.look(fields, key).await {
             Ok(found) => found,

@@ -75,10 +75,15 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
         out::error(message);
         return Exit::Usage;
     }
+    tell_doubts(&config);
+    runtime::daemon(serve(config, args.config.path.clone()))
+}
+
+/// Logs what a file says in vain, or perhaps not as it was meant.
+fn tell_doubts(config: &Config) {
     for doubt in &config.doubts {
         tracing::warn!(line = doubt.line, "{}; {}", doubt.message, doubt.fix);
     }
-    runtime::daemon(serve(config, args.config.path.clone()))
 }
 
 async fn serve(mut config: Config, path: std::path::PathBuf) -> Exit {

@@ -49,6 +49,7 @@ pub(crate) async fn reload(
         return now;
     }
     count("taken");
+    super::tell_doubts(&next);
     // Tokens are replaced while the API serves; not where its address changes too: fewer may be asked for there.
     if let (Some(api), Some(now), Some(next)) = (api, &mut now.api, &next.api)
         && now.listen == next.listen

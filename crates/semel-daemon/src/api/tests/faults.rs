@@ -26,6 +26,8 @@ enum Fault {
     None,
     /// It is refused before anything is done.
     Before(ErrorKind),
+    /// The second half of a batch is refused before anything is done.
+    HalfWay,
     /// Its scope is full.
     Full,
     /// It is done, and the answer is lost.
@@ -53,6 +55,11 @@ impl Faulty {
         };
         match fault {
             Fault::None => call.await,
+            Fault::HalfWay => {
+                let away = || Err(StoreError::new(ErrorKind::Unavailable, "test", "on purpose"));
+                let half = call.await.into_iter().take(items.div_ceil(2));
+                half.chain(std::iter::repeat_with(away)).take(items).collect()
+            }
             Fault::Before(kind) => all(kind),
             Fault::Full => {
                 let full = StoreError::new(ErrorKind::LimitExceeded, "test", "full").with_code("SEM0111");
@@ -92,7 +99,11 @@ impl KeyStore for Faulty {
         self.each(all.len(), self.inner.abandon_many(all)).await
     }
     async fn settle_many(&self, all: &[Settlement]) -> Replies<LeaseReply> {
-        self.each(all.len(), self.inner.settle_many(all)).await
+        let reached = match *self.fault.lock().unwrap() {
+            Fault::HalfWay => &all[..all.len().div_ceil(2)],
+            _ => all,
+        };
+        self.each(all.len(), self.inner.settle_many(reached)).await
     }
     async fn read_many(&self, keys: &[Key]) -> Replies<Option<Record>> {
         self.each(keys.len(), self.inner.read_many(keys)).await
@@ -160,6 +171,24 @@ async fn a_store_that_is_away_has_done_nothing_and_says_when_to_come_back() {
     }
     store.set(Fault::None);
     assert_eq!(world.ask("list", json!({})).await.body["keys"], json!([]));
+}
+
+/// The same request closes the rest.
+#[tokio::test]
+async fn a_closing_that_fails_half_way_does_not_say_that_nothing_was_done() {
+    let (world, store) = world(LIMITS);
+    for n in 0..4 {
+        let claim = json!({"scope": "orders/ada", "id": format!("o-{n}"), "input": "x"});
+        assert_eq!(world.ask("claim", claim).await.status, 201);
+    }
+    let close = || json!({"scope": "orders/ada", "by": "ann", "why": "account deleted"});
+    store.set(Fault::HalfWay);
+    let stopped = world.ask("close_scope", close()).await;
+    assert_eq!(stopped.problem(), (503, "SEM0715", None));
+    assert!(!stopped.detail().contains("nothing was done"), "{stopped:?}");
+    store.set(Fault::None);
+    let rest = world.ask("close_scope", close()).await;
+    assert_eq!((rest.status, &rest.body["closed"]), (200, &json!(2)), "{rest:?}");
 }
 
 #[tokio::test]

@@ -91,3 +91,28 @@ async fn a_settlement_whose_caller_left_is_logged() {
     let found = world.ask("read", json!({"scope": "orders", "id": "o-7"})).await;
     assert_eq!(found.status, 404, "{found:?}");
 }
+
+#[tokio::test]
+async fn a_closing_whose_caller_left_is_logged() {
+    let (world, store) = world();
+    world.claim(MINE).await;
+    let (log, _listening) = Log::listen();
+    let hold = store.hold("settle");
+    let body = json!({"scope": "orders", "by": "ann", "why": "account deleted"});
+    let answer = world.send(request("close_scope", body.to_string()));
+    tokio::select! {
+        answer = answer => panic!("{answer:?}"),
+        () = store.called("settle", 1) => {}
+    }
+    drop(hold);
+    quiet(&world).await;
+    let log = log.text();
+    let line = log
+        .lines()
+        .find(|line| line.contains("somebody closes a scope over the API"));
+    let parts = ["by=\"ann\"", "account deleted", "1 keys closed"];
+    assert!(
+        line.is_some_and(|line| parts.iter().all(|part| line.contains(part))),
+        "{log}"
+    );
+}

@@ -225,16 +225,9 @@ pub(crate) fn read(table: &Table<'_>, folder: &Path) -> Option<GatewayConfig> {
 
 fn upstream(table: &Table<'_>) -> Option<Uri> {
     table.require("upstream", "\"http://127.0.0.1:9000\"");
-    let At { value, span } = table.http_url("upstream")?;
-    if value
-        .authority()
-        .is_some_and(|authority| authority.as_str().contains('@'))
-    {
-        let fix = "leave them out: a gateway passes on the credentials of its clients; what the upstream asks of the \
-                   gateway itself can be a certificate (`upstream_tls`)";
-        table.mistake(span, "`upstream` has credentials in it", fix);
-        return None;
-    }
+    let fix = "leave them out: a gateway passes on the credentials of its clients; what the upstream asks of the \
+               gateway itself can be a certificate (`upstream_tls`)";
+    let At { value, span } = bare_url(table, "upstream", fix)?;
     if value.query().is_some() {
         table.mistake(
             span,
@@ -244,6 +237,17 @@ fn upstream(table: &Table<'_>) -> Option<Uri> {
         return None;
     }
     Some(value)
+}
+
+/// An http URL without credentials: nobody would be shown them but who reads the log.
+fn bare_url(table: &Table<'_>, name: &'static str, fix: &str) -> Option<At<Uri>> {
+    let At { value, span } = table.http_url(name)?;
+    let authority = value.authority();
+    if authority.is_some_and(|authority| authority.as_str().contains('@')) {
+        table.mistake(span, format!("`{name}` has credentials in it"), fix);
+        return None;
+    }
+    Some(At { value, span })
 }
 
 /// A number of milliseconds, up to a day.

@@ -12,7 +12,7 @@ use semel_http::{BodyKey, IssuedKeys, Mode, Outage, Pointer, Profile};
 use semel_keys::Issuer;
 
 use super::super::path::{PATTERN_FIX, Pattern};
-use super::{KeyRule, Principal, ROUTE, RouteConfig, Sending, ms};
+use super::{KeyRule, Principal, ROUTE, RouteConfig, Sending, bare_url, ms};
 use crate::config::read::Table;
 
 /// The policy of what meets no route.
@@ -169,7 +169,8 @@ fn issued(table: &Table<'_>, base: &semel_http::Config, issuer: Option<&Arc<Issu
 fn principal(table: &Table<'_>, inherited: Option<&Principal>) -> Option<Principal> {
     let timeout = ms(table, "auth_timeout_ms", Duration::from_secs(3));
     let anonymous = table.boolean("anonymous").unwrap_or(false);
-    let auth = table.http_url("auth_url");
+    let fix = "leave them out: they are never sent, and it is asked with the credentials of each caller";
+    let auth = bare_url(table, "auth_url", fix);
     let header = table.text("principal_header");
     if !table.has("auth_url") {
         table.idle(&["auth_timeout_ms"], "there is no `auth_url` beside it");
@@ -261,6 +262,7 @@ const OF_KEYS: &[&str] = &[
     "release_on",
     "trust_unavailable",
     "upstream_deduplicates",
+    "total_timeout_ms",
     "reconcile_url",
     "reconcile_ms_max",
 ];
@@ -474,7 +476,8 @@ fn sending(table: &Table<'_>, base: &Sending) -> Sending {
         .as_ref()
         .map_or(Duration::from_secs(5), |(_, most)| *most);
     let most = ms(table, "reconcile_ms_max", most);
-    let reconcile = match table.http_url("reconcile_url") {
+    let fix = "leave them out: they are never sent; let nobody but the gateway reach it";
+    let reconcile = match bare_url(table, "reconcile_url", fix) {
         Some(url) => Some((url.value, most)),
         None => base.reconcile.as_ref().map(|(url, _)| (url.clone(), most)),
     };

@@ -22,6 +22,23 @@ fn by(token: &str, key: &str) -> http::Request<axum::body::Body> {
     request
 }
 
+/// Services read one line of cookies (RFC 9113, 8.2.3).
+#[tokio::test]
+async fn a_cookie_in_crumbs_is_one_line_to_the_auth_url_too() {
+    let auth = Upstream::start(|_| answer("200 OK", &["x-user: alice"], "")).await;
+    let upstream = Upstream::start(|_| answer("200 OK", &[], "")).await;
+    let world = World::with(upstream.address, &lines(&auth));
+    let mut request = by("Bearer a", "k");
+    for crumb in ["session=7", "theme=dark"] {
+        let crumb = HeaderValue::from_static(crumb);
+        request.headers_mut().append("cookie", crumb);
+    }
+    assert_eq!(world.send(request).await.status, 200);
+    let asked = auth.seen().remove(0);
+    let cookies: Vec<&str> = asked.lines().filter(|line| line.starts_with("cookie")).collect();
+    assert_eq!(cookies, ["cookie: session=7; theme=dark"]);
+}
+
 /// A revoked caller gets no stored answer (notes: authorise replays now).
 #[tokio::test]
 async fn the_principal_of_each_request_is_asked_for_replays_too() {

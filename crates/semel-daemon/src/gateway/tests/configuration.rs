@@ -14,10 +14,30 @@ fn mistakes(lines: &str) -> String {
     }
 }
 
+/// It would stand in the log, and be sent to nobody.
 #[test]
-fn a_mistake_in_the_upstream_does_not_show_its_password() {
-    let shown = mistakes("upstream = \"http://user:secret@u\"\nanonymous = true");
-    assert!(!shown.contains("secret"), "{shown}");
+fn a_url_with_a_password_is_a_mistake_that_does_not_show_it() {
+    for (name, lines) in [
+        (
+            "upstream",
+            "upstream = \"http://user:secret@u\"\nanonymous = true",
+        ),
+        (
+            "auth_url",
+            "upstream = \"http://u\"\nprincipal_header = \"X-User\"\nauth_url = \"http://user:secret@a/who\"",
+        ),
+        (
+            "reconcile_url",
+            "upstream = \"http://u\"\nanonymous = true\nreconcile_url = \"http://user:secret@r/\"",
+        ),
+    ] {
+        let shown = mistakes(lines);
+        assert!(
+            shown.contains(&format!("`{name}` has credentials in it")),
+            "{shown}"
+        );
+        assert!(!shown.contains("secret"), "{shown}");
+    }
 }
 
 #[test]

@@ -122,3 +122,27 @@ async fn a_request_that_waited_for_a_stream_in_vain_was_not_sent() {
         last = behind => assert_eq!((last.outcome(), last.code().as_str()), ("refused", "SEM0421")),
     }
 }
+
+/// gRPC servers refuse a request without it.
+#[tokio::test]
+async fn te_trailers_reaches_an_http2_upstream() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut connection = h2::server::handshake(stream).await.unwrap();
+        while let Some(Ok((request, mut respond))) = connection.accept().await {
+            let mut answer = http::Response::new(());
+            if let Some(te) = request.headers().get("te") {
+                answer.headers_mut().insert("x-te", te.clone());
+            }
+            respond.send_response(answer, true).unwrap();
+        }
+    });
+    let world = World::new(address, "upstream_http = \"2\"");
+    let mut call = post("a");
+    call.headers_mut().remove("idempotency-key");
+    let trailers = http::HeaderValue::from_static("trailers");
+    call.headers_mut().insert("te", trailers);
+    assert_eq!(world.send(call).await.header("x-te"), Some("trailers"));
+}

@@ -1,6 +1,6 @@
 //! Which policy a request meets.
 
-use super::upstream::{Upstream, answer};
+use super::upstream::{Does, Upstream, answer};
 use super::{World, request};
 
 const ROUTES: &str = "key = \"off\"\n\
@@ -127,4 +127,16 @@ async fn in_shadow_nothing_is_refused_and_nothing_replayed() {
     }
     assert_eq!(without_key(&world, "POST", "/orders").await.0, 200);
     assert_eq!(upstream.count(), 3);
+}
+
+#[tokio::test]
+async fn a_route_without_keys_has_its_own_times() {
+    let upstream = Upstream::start(|_| Does::Hangs("")).await;
+    let lines = "first_byte_timeout_ms = 86400000\n[[gateway.route]]\npaths = [\"/off\"]\nkey = \"off\"\n\
+                 first_byte_timeout_ms = 50";
+    let world = World::new(upstream.address, lines);
+    let slow = world.send(request("POST", "/off", "a"));
+    let slow = tokio::time::timeout(std::time::Duration::from_secs(30), slow).await;
+    let slow = slow.expect("the time of the route, not a day");
+    assert_eq!((slow.status, slow.code().as_str()), (504, "SEM0423"));
 }

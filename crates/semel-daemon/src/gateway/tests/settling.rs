@@ -1,7 +1,11 @@
 //! Upstreams that know more: that deduplicate, that say what became of a key, that say how long to keep an answer.
 
+use semel_core::claim::{Reconcile as _, Token};
+use semel_core::{Key, Scope};
+
+use super::super::reconcile::{Hook, Reconciler};
 use super::upstream::{Does, Upstream, answer};
-use super::{World, post};
+use super::{World, config, post};
 
 /// Rule K12.
 #[tokio::test]
@@ -276,4 +280,25 @@ async fn a_refusal_that_a_route_gives_back_is_judged_anew() {
     let world = World::new(upstream.address, "release_on = 422");
     assert_eq!(world.send(post("a")).await.status, 422);
     assert_eq!(world.send(post("a")).await.body, "right");
+}
+
+/// Two callers may have the same key: the answer could be the other's.
+#[tokio::test]
+async fn nobody_is_asked_about_without_the_principal_that_keys_belong_to() {
+    let probe = Upstream::start(|_| answer("200 OK", &["semel-outcome: succeeded"], "")).await;
+    for (caller, asked) in [("principal_header = \"X-User\"", 0), ("anonymous = true", 1)] {
+        let lines = format!("{caller}\n{}", reconciled_by(&probe));
+        let world = World::with(probe.address, &lines);
+        let read = config(probe.address, &lines);
+        let who = read.routes[0].sending.reconcile.as_ref().unwrap();
+        let hook = Hook::new(Reconciler::new(who, &read.proxy.kept), world.stats);
+        let key = Key::new(Scope::of_parts(&[b"alice"]), "a").unwrap();
+        // Outside of any request, as after its client has gone.
+        let settled = hook.reconcile(&key, Token(1)).await.unwrap();
+        assert_eq!(
+            (settled.is_some(), probe.count()),
+            (asked == 1, asked),
+            "{caller}"
+        );
+    }
 }
