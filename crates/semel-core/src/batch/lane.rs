@@ -163,6 +163,13 @@ impl<T> Lane<T> {
         Next::Send(batch)
     }
 
+    /// The batch's callers have their answers. Until [`Lane::answered`] nothing goes, and no batch counts as one that hangs.
+    pub fn told(&mut self, now: Duration) {
+        if let State::Sent(_) = self.state {
+            self.state = State::Sent(now);
+        }
+    }
+
     /// The batch has been answered. What waits may go from now on; whatever has gathered need not linger.
     pub fn answered(&mut self, now: Duration) {
         self.state = if self.waiting.is_empty() {
@@ -180,7 +187,7 @@ impl<T> Lane<T> {
         self.waiting.drain(..).map(|(item, _)| item).collect()
     }
 
-    /// For how long the batch that is on its way has been; `None` where there is none.
+    /// For how long callers have waited for the batch that is on its way; `None` where there is none.
     #[must_use]
     pub const fn on_its_way(&self, now: Duration) -> Option<Duration> {
         match self.state {

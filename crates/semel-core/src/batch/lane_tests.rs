@@ -183,3 +183,19 @@ fn a_lane_knows_for_how_long_its_batch_has_been_on_its_way() {
     lane.answered(3 * MS);
     assert_eq!(lane.on_its_way(4 * MS), None);
 }
+
+/// Its driver still has to clear up; nobody waits for the store.
+#[test]
+fn a_batch_whose_callers_have_their_answers_does_not_hang() {
+    let mut lane = lane(Duration::ZERO);
+    lane.told(MS);
+    assert_eq!(lane.on_its_way(MS), None, "nothing was sent");
+    lane.offer("a", SMALL, MS).unwrap();
+    lane.next(MS);
+    lane.told(9 * MS);
+    assert_eq!(lane.on_its_way(9 * MS), Some(Duration::ZERO));
+    assert_eq!(lane.offer("b", SMALL, 9 * MS), Ok(false), "it is still driven");
+    assert_eq!(lane.next(9 * MS), Next::Idle, "one batch at a time");
+    lane.answered(9 * MS);
+    assert_eq!(lane.next(9 * MS), Next::Send(vec!["b"]));
+}

@@ -177,6 +177,9 @@ impl KeyStore for MemoryKeys {
         let mut left = limit as usize;
         let mut report = SweepReport::default();
         for shard in &self.shards {
+            if left == 0 {
+                break;
+            }
             let mut shard = lock(shard);
             let now = self.clock.now();
             shard.0.retain(|(_, entry)| {

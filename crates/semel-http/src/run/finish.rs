@@ -56,12 +56,16 @@ pub(super) async fn finish<E>(
             Ok(Box::pin(unstored(shared, owned, *response, ending)).await)
         }
         Ok(Produced::Failed(error)) => {
-            Box::pin(release::abandon(shared, owned)).await;
+            if !Box::pin(release::abandon(shared, owned)).await {
+                return Ok(Box::pin(what_the_record_says(shared, owned)).await);
+            }
             Err(error)
         }
         Ok(Produced::Broken(why)) => {
             tracing::error!(key = %owned.key, %why, "a run ended without a whole answer; the key is unknown");
-            Box::pin(release::abandon(shared, owned)).await;
+            if !Box::pin(release::abandon(shared, owned)).await {
+                return Ok(Box::pin(what_the_record_says(shared, owned)).await);
+            }
             let answer = match &why {
                 Broken::Body(error) => problem_in(&**error).map(|problem| shared.answer(problem)),
                 Broken::Panic(_) | Broken::NobodyReads => None,
@@ -88,12 +92,16 @@ pub(super) async fn stream(
         Ok(Ok(mut trailers)) => match judge_behind(shared, parts, trailers.as_deref(), ending) {
             // Its head promised success; the end takes that back.
             Ending::Unknown => {
-                release::abandon(shared, owned).await;
+                if !release::abandon(shared, owned).await {
+                    return pump.break_off(lost).await;
+                }
                 correct(&mut trailers, OutcomeWord::Unknown);
                 pump.end(trailers).await;
             }
             Ending::Release | Ending::Defer => {
-                release::give_back(shared, owned).await;
+                if !release::give_back(shared, owned).await {
+                    return pump.break_off(lost).await;
+                }
                 correct(&mut trailers, OutcomeWord::Refused);
                 pump.end(trailers).await;
             }
@@ -107,8 +115,9 @@ pub(super) async fn stream(
         },
         Ok(Err(why)) => {
             tracing::error!(key = %owned.key, %why, "a run ended without a whole answer; the key is unknown");
-            release::abandon(shared, owned).await;
-            pump.break_off(&why.to_string()).await;
+            let mine = release::abandon(shared, owned).await;
+            let why = if mine { why.to_string() } else { lost.to_owned() };
+            pump.break_off(&why).await;
         }
         Err(Stopped) => pump.break_off(lost).await,
     }
@@ -128,22 +137,22 @@ async fn unstored(
     ending: Ending,
 ) -> Response<Body> {
     let said = OutcomeWord::read(response.headers().get(crate::headers::SEMEL_OUTCOME));
-    let word = match ending {
-        Ending::Unknown => {
-            release::abandon(shared, owned).await;
-            OutcomeWord::Unknown
-        }
+    let (mine, word) = match ending {
+        Ending::Unknown => (release::abandon(shared, owned).await, OutcomeWord::Unknown),
         // The inner Semel's own word stays.
-        Ending::Defer => {
-            release::give_back(shared, owned).await;
-            said.unwrap_or(OutcomeWord::Running)
-        }
-        Ending::Store | Ending::Refuse | Ending::Forget | Ending::Release => {
-            release::give_back(shared, owned).await;
+        Ending::Defer => (
+            release::give_back(shared, owned).await,
+            said.unwrap_or(OutcomeWord::Running),
+        ),
+        Ending::Store | Ending::Refuse | Ending::Forget | Ending::Release => (
+            release::give_back(shared, owned).await,
             said.filter(|word| *word == OutcomeWord::Mismatch)
-                .unwrap_or(OutcomeWord::Refused)
-        }
+                .unwrap_or(OutcomeWord::Refused),
+        ),
     };
+    if !mine {
+        return what_the_record_says(shared, owned).await;
+    }
     shared.stamp(&mut response, word, None);
     response
 }

@@ -13,28 +13,35 @@ use super::Owned;
 use crate::observe::Event;
 use crate::shared::Shared;
 
-/// It is certain that nothing happened: the next request runs.
-pub(super) async fn give_back(shared: &Arc<Shared>, owned: &Owned) {
+/// It is certain that nothing happened: the next request runs. Whether the key was still this owner's; if not, its record
+/// has another end (rule K11).
+#[must_use = "an owner who has lost its lease tells what the record says"]
+pub(super) async fn give_back(shared: &Arc<Shared>, owned: &Owned) -> bool {
     let release = Release {
         key: owned.key.clone(),
         nonce: owned.lease.nonce,
         token: Some(owned.lease.token),
     };
-    if !once(shared, &release).await {
-        in_background(shared, release);
+    match once(shared, &release).await {
+        Some(reply) => matches!(reply, LeaseReply::Ok(_)),
+        None => {
+            in_background(shared, release);
+            true
+        }
     }
 }
 
 /// Nobody knows what came of the run: duplicates hear "unknown" from now on, not "running". Tried once: what a store that
-/// gives no answer does not hear, the end of the lease says.
-pub(super) async fn abandon(shared: &Shared, owned: &Owned) {
-    shared.saw(Event::EndedUnknown, Some(&owned.key));
+/// gives no answer does not hear, the end of the lease says. Returns as [`give_back`] does.
+#[must_use = "an owner who has lost its lease tells what the record says"]
+pub(super) async fn abandon(shared: &Shared, owned: &Owned) -> bool {
     let given_up = Abandonment {
         key: owned.key.clone(),
         lease: owned.lease,
     };
     match tokio::time::timeout(shared.store_timeout(), shared.store.abandon(&given_up)).await {
-        Ok(Ok(_)) => {}
+        Ok(Ok(LeaseReply::LeaseLost | LeaseReply::Conflict)) => return false,
+        Ok(Ok(LeaseReply::Ok(_))) => {}
         Ok(Err(error)) => {
             tracing::warn!(key = %owned.key, error = chain(&error), "cannot say that a run ended as unknown");
         }
@@ -42,18 +49,21 @@ pub(super) async fn abandon(shared: &Shared, owned: &Owned) {
             tracing::warn!(key = %owned.key, "the store did not hear in time that a run ended as unknown")
         }
     }
+    shared.saw(Event::EndedUnknown, Some(&owned.key));
+    true
 }
 
-async fn once(shared: &Shared, release: &Release) -> bool {
+/// The store's reply; `None` when there is none.
+async fn once(shared: &Shared, release: &Release) -> Option<LeaseReply> {
     match tokio::time::timeout(shared.store_timeout(), shared.store.release(release)).await {
-        Ok(Ok(LeaseReply::Ok(_) | LeaseReply::LeaseLost | LeaseReply::Conflict)) => true,
+        Ok(Ok(reply)) => Some(reply),
         Ok(Err(error)) => {
             if let Some(more) = shared.quiet.may_speak(SystemClock.monotonic()) {
                 tracing::warn!(key = %release.key, error = chain(&error), more, "cannot release a claim");
             }
-            false
+            None
         }
-        Err(_) => false,
+        Err(_) => None,
     }
 }
 
@@ -64,7 +74,7 @@ pub(super) fn in_background(shared: &Arc<Shared>, release: Release) {
     drop(tasks.spawn(async move {
         let began = SystemClock.monotonic();
         for attempt in 1.. {
-            if once(&shared, &release).await {
+            if once(&shared, &release).await.is_some() {
                 break;
             }
             let elapsed = SystemClock.monotonic().saturating_sub(began).as_millis();

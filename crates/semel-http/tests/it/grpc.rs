@@ -20,11 +20,11 @@ on_each_store![
 
 on_servers_too![a_unary_call_is_judged_by_its_grpc_status_and_replayed_with_its_trailers];
 
-type Frames = Vec<Result<Frame<Bytes>, Infallible>>;
-type Message = StreamBody<Iter<<Frames as IntoIterator>::IntoIter>>;
+pub(crate) type Frames = Vec<Result<Frame<Bytes>, Infallible>>;
+pub(crate) type Message = StreamBody<Iter<<Frames as IntoIterator>::IntoIter>>;
 
 /// Answers as tonic does: 200, a message, the status in trailers; without a message in the headers.
-fn unary(status: &'static str, message: bool) -> Response<Message> {
+pub(crate) fn unary(status: &'static str, message: bool) -> Response<Message> {
     let mut fields = HeaderMap::new();
     fields.insert("grpc-status", HeaderValue::from_static(status));
     fields.insert("grpc-message", HeaderValue::from_static("as%20it%20is"));

@@ -1,13 +1,15 @@
 //! Owners that are slow, lost, or overtaken.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
-use semel_core::claim::{Keep, Settlement, State, Verdict};
-use semel_core::{
-    Claim, ClaimReply, Key, KeyStoreExt, LeaseReply, Nonce, OwnerLost, Scope, StoredOutcome, Token,
-};
+use http_body_util::BodyExt as _;
+use semel_core::claim::{Keep, Settlement, Verdict};
+use semel_core::{Claim, ClaimReply, Key, KeyStoreExt, LeaseReply, Nonce, OwnerLost, Scope, StoredOutcome};
 use semel_http::response::StoredResponse;
+use tower::{Layer as _, ServiceExt as _, service_fn};
 
+use super::grpc::unary;
 use super::support::*;
 
 on_each_store![
@@ -15,6 +17,8 @@ on_each_store![
     a_slow_owner_still_completes_after_its_lease_and_the_key_is_done,
     a_lost_owner_is_run_again_only_where_the_claim_says_so,
     an_owner_whose_key_was_settled_answers_what_the_record_says,
+    an_owner_whose_key_was_settled_and_who_gives_it_back_answers_what_the_record_says,
+    a_stream_whose_key_was_settled_and_that_gives_it_back_breaks_off,
     a_key_settled_in_words_answers_with_the_verdict_and_the_words,
     a_run_that_may_be_repeated_stops_when_its_lease_can_have_ended,
     a_stream_goes_on_for_longer_than_its_lease_where_a_run_may_be_repeated,
@@ -26,13 +30,6 @@ on_each_store![
 
 fn key(id: &str) -> Key {
     Key::new(Scope::new("tests").unwrap(), id).unwrap()
-}
-
-async fn token(world: &World) -> Token {
-    match world.store.read(&key("a")).await.unwrap().unwrap().state {
-        State::Claimed { lease, .. } | State::Unknown { lease, .. } => lease.token,
-        state => panic!("{state:?}"),
-    }
 }
 
 async fn a_claim_is_renewed_while_its_handler_runs(world: World) {
@@ -95,22 +92,7 @@ async fn an_owner_whose_key_was_settled_answers_what_the_record_says(world: Worl
     let slow = send_soon(&app, post("a"));
     gate.arrived().await;
     world.leases_end();
-    let settled = StoredResponse {
-        trailers: Vec::new(),
-        status: http::StatusCode::OK,
-        headers: Vec::new(),
-        body: "as the operator found it".into(),
-    };
-    let settlement = Settlement {
-        key: key("a"),
-        token: token(&world).await,
-        verdict: Verdict::Happened(StoredOutcome::Succeeded(settled.encode())),
-        keep: Keep::default(),
-    };
-    assert!(matches!(
-        world.store.settle(&settlement).await.unwrap(),
-        LeaseReply::Ok(_)
-    ));
+    an_operator_settles(&world, "a").await;
     gate.open();
     for answer in [slow.await.unwrap(), send(&app, post("a")).await] {
         assert_eq!(
@@ -119,6 +101,92 @@ async fn an_owner_whose_key_was_settled_answers_what_the_record_says(world: Worl
         );
         assert!(answer.replayed());
     }
+}
+
+/// Rule K11: what the slow handler says of its run (nothing happened, or nobody knows) is not the key's end any more.
+async fn an_owner_whose_key_was_settled_and_who_gives_it_back_answers_what_the_record_says(world: World) {
+    let cases: [(&str, fn() -> http::Response<semel_http::Body>); 4] = [
+        ("away", || {
+            let mut later = answer(503, "later");
+            let headers = later.headers_mut();
+            headers.insert("retry-after", http::HeaderValue::from_static("1"));
+            later
+        }),
+        ("who", || answer(401, "who are you?")),
+        ("failed", || answer(500, "oh no")),
+        ("panic", || panic!("after the charge")),
+    ];
+    for (id, says) in cases {
+        let (runs, gate) = (Runs::default(), Gate::default());
+        let waits = gate.clone();
+        let app = app(&world.layer(), &runs, move |_| {
+            let gate = waits.clone();
+            async move {
+                gate.pass().await;
+                says()
+            }
+        });
+        let slow = send_soon(&app, post(id));
+        gate.arrived().await;
+        world.leases_end();
+        an_operator_settles(&world, id).await;
+        gate.open();
+        for answer in [slow.await.unwrap(), send(&app, post(id)).await] {
+            assert_eq!(
+                (answer.status, &answer.body[..], answer.outcome()),
+                (200, &b"as the operator found it"[..], "succeeded"),
+                "{id}"
+            );
+        }
+        assert_eq!(runs.count(), 1);
+    }
+}
+
+/// Its head is out already, so its end is not to look whole.
+async fn a_stream_whose_key_was_settled_and_that_gives_it_back_breaks_off(world: World) {
+    // What nobody runs without signing in, and what may have been done: said behind the body only.
+    for status in ["16", "13"] {
+        let gate = Gate::default();
+        let layer = world.layer_with(|config| config.response_bytes_max = 1);
+        let waits = gate.clone();
+        let service = layer.layer(service_fn(move |_: http::Request<semel_http::Body>| {
+            let gate = waits.clone();
+            async move {
+                gate.pass().await;
+                Ok::<_, Infallible>(unary(status, true))
+            }
+        }));
+        let slow = async {
+            let response = service.oneshot(post(status)).await.unwrap();
+            response.into_body().collect().await
+        };
+        let settled = async {
+            gate.arrived().await;
+            world.leases_end();
+            an_operator_settles(&world, status).await;
+            gate.open();
+        };
+        let (whole, ()) = tokio::join!(slow, settled);
+        assert!(whole.is_err(), "{status}: {whole:?}");
+    }
+}
+
+async fn an_operator_settles(world: &World, id: &str) {
+    let settled = StoredResponse {
+        trailers: Vec::new(),
+        status: http::StatusCode::OK,
+        headers: Vec::new(),
+        body: "as the operator found it".into(),
+    };
+    let record = world.store.read(&key(id)).await.unwrap().unwrap();
+    let settlement = Settlement {
+        key: key(id),
+        token: record.lease().unwrap().token,
+        verdict: Verdict::Happened(StoredOutcome::Succeeded(settled.encode())),
+        keep: Keep::default(),
+    };
+    let reply = world.store.settle(&settlement).await.unwrap();
+    assert!(matches!(reply, LeaseReply::Ok(_)));
 }
 
 /// A person who settles a key has a verdict and words, not an answer in the form in which a handler's is stored.

@@ -33,6 +33,7 @@ async fn drive<T, F: Future<Output = ()>>(lane: &Mutex<Lane<T>>, send: impl Fn(V
                 if AssertUnwindSafe(send(batch)).catch_unwind().await.is_err() {
                     tracing::error!("a batch of keys panicked; its callers are told that the answer is lost");
                 }
+                lock(lane).told(SystemClock.monotonic());
                 // Whoever was answered may ask again at once, and is then part of the next batch.
                 tokio::task::yield_now().await;
                 lock(lane).answered(SystemClock.monotonic());
