@@ -103,9 +103,11 @@ async fn an_owner_whose_key_was_settled_answers_what_the_record_says(world: Worl
     }
 }
 
+type Says = fn() -> http::Response<semel_http::Body>;
+
 /// Rule K11: what the slow handler says of its run (nothing happened, or nobody knows) is not the key's end any more.
 async fn an_owner_whose_key_was_settled_and_who_gives_it_back_answers_what_the_record_says(world: World) {
-    let cases: [(&str, fn() -> http::Response<semel_http::Body>); 4] = [
+    let cases: [(&str, Says); 4] = [
         ("away", || {
             let mut later = answer(503, "later");
             let headers = later.headers_mut();
