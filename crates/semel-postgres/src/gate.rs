@@ -112,11 +112,20 @@ impl Gate {
     ///
     /// It runs in a task of its own: were it given up half-way, the connection would go back inside a transaction of which
     /// the driver does not know, and whoever gets it next would commit what the statement wrote.
-    pub(crate) async fn begin_after(&self, first: &str) -> Result<Transaction<'static, Driver>, Error> {
+    /// For the same reason it keeps what is held while it waits, until the statement is over.
+    pub(crate) async fn begin_after(
+        &self,
+        first: &str,
+        held: impl Send + 'static,
+    ) -> Result<Transaction<'static, Driver>, Error> {
         let before = self.begin.map_or("", |_| BEGIN_AFTER);
         let begin = AssertSqlSafe(format!("{before}{first}; BEGIN"));
         let pool = self.pool.clone();
-        let begun = tokio::spawn(async move { pool.begin_with(begin).await });
+        let begun = tokio::spawn(async move {
+            let begun = pool.begin_with(begin).await;
+            drop(held);
+            begun
+        });
         begun
             .await
             .map_err(|error| Error::Io(std::io::Error::other(error)))?

@@ -42,10 +42,12 @@ pub const SCHEMA_VERSION: i64 = 5;
 /// The whole schema as one script, for `semel migrate --print`.
 #[must_use]
 pub fn script() -> String {
-    let mut text = format!("{VERSIONS}\n");
+    // What the scripts make names the system's operators, whatever others have put where the session looks.
+    let mut text = format!("SET search_path = pg_catalog, pg_temp;\n{VERSIONS}\n");
     for (version, name, sql) in SCRIPTS {
         text.push_str(&format!("\n-- {version}: {name}\n{sql}\n"));
     }
+    text.push_str("\n-- Back to what the session began with.\nRESET search_path;\n");
     text
 }
 

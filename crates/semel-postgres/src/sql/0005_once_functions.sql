@@ -75,6 +75,10 @@ BEGIN
   PERFORM semel.key_restless();
 END $$;
 
+-- The end of a retention; null where it is outside its limits, which semel.once_told explains.
+CREATE FUNCTION semel.until_ms(ms bigint) RETURNS timestamptz LANGUAGE sql VOLATILE
+  RETURN CASE WHEN ms BETWEEN 1 AND 34560000000 THEN clock_timestamp() + ms::float8 * interval '1 millisecond' END;
+
 -- A key in your own transaction: mark, outcome and your rows commit together, or nothing of it. verdict:
 --   first       do the work in this transaction, then semel.once_done with this token
 --   done        answer outcome_code and outcome
@@ -87,7 +91,7 @@ CREATE FUNCTION semel.once(
   OUT lease_left_ms bigint, OUT outcome_code text, OUT outcome bytea
 ) LANGUAGE plpgsql AS $$
 BEGIN
-  until := semel.in_ms($4);
+  until := semel.until_ms($4);
   token := semel.once_mark($1, $2, $3, semel.nonce(), 'f', '', $4, $5);
   IF token IS NOT NULL THEN
     verdict := 'first';
@@ -105,7 +109,7 @@ CREATE FUNCTION semel.once_with(
   OUT until timestamptz, OUT lease_left_ms bigint, OUT outcome_code text, OUT outcome bytea
 ) LANGUAGE plpgsql AS $$
 BEGIN
-  until := semel.in_ms($6);
+  until := semel.until_ms($6);
   token := semel.once_mark($1, $2, $3, semel.nonce(), $5, $4, $6, $7);
   IF token IS NOT NULL THEN
     verdict := 'first';

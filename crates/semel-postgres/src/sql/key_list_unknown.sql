@@ -8,7 +8,8 @@ WITH expired AS MATERIALIZED (
 marked AS (
   SELECT k.* FROM semel.key AS k
   WHERE k.due_at IS NULL AND k.state = $4
-    AND ($1::bytea IS NULL OR k.scope = $1) AND ($2::bytea IS NULL OR (k.scope, k.id) > ($2::bytea, $3::bytea))
+    AND k.scope BETWEEN coalesce($1::bytea, '') AND coalesce($1::bytea, decode(repeat('ff', 256), 'hex'))
+    AND (k.scope, k.id) > (coalesce($2::bytea, $1::bytea, ''), coalesce($3::bytea, ''))
   ORDER BY k.scope, k.id LIMIT $5
 )
 SELECT k.scope, k.id, statement_timestamp() AS now,

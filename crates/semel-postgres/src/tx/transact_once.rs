@@ -206,11 +206,11 @@ impl Run<'_> {
                 }
             };
         }
-        let Some(_waiting) = WAITERS.enter(self.key, self.options.waiters_max.max(1)) else {
+        let Some(waiting) = WAITERS.enter(self.key, self.options.waiters_max.max(1)) else {
             return Ok(Err(OnceOutcome::Busy { lease_left_ms: 0 }));
         };
         let mark = self.mark(*nonce, &StoredOutcome::Forgotten);
-        match self.db.gate.begin_after(&mark).await {
+        match self.db.gate.begin_after(&mark, waiting).await {
             Ok(tx) => Ok(Ok(tx)),
             Err(error) if code(&error).as_deref() == Some(TAKEN) => {
                 asks.store(ASKS_FIRST, Ordering::Relaxed);

@@ -87,3 +87,28 @@ async fn printed_script_makes_the_same_schema() {
         .unwrap();
     assert_eq!(objects(&printed).await, objects(&migrated).await);
 }
+
+/// What the script makes stays bound to what it found when it was run: that must not be somebody else's.
+#[tokio::test]
+async fn the_printed_schema_names_the_system_whatever_the_session_looks_into_first() {
+    let db = empty().await;
+    let mut session = db.pool().acquire().await.unwrap();
+    let theirs = "CREATE SCHEMA theirs;
+        CREATE FUNCTION theirs.substr(bytea, integer, integer) RETURNS bytea LANGUAGE sql AS 'SELECT $1';
+        SET search_path = theirs, pg_catalog, public";
+    sqlx::raw_sql(theirs).execute(&mut *session).await.unwrap();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(semel_postgres::script()))
+        .execute(&mut *session)
+        .await
+        .unwrap();
+    // Refused while something is bound to it.
+    sqlx::raw_sql("DROP FUNCTION theirs.substr(bytea, integer, integer)")
+        .execute(&mut *session)
+        .await
+        .unwrap();
+    let path: String = sqlx::query_scalar("SHOW search_path")
+        .fetch_one(&mut *session)
+        .await
+        .unwrap();
+    assert_eq!(path, "\"$user\", public", "the session is as it began");
+}

@@ -84,3 +84,40 @@ async fn no_statement_of_keys_reads_the_whole_table() {
     }
     panic!("no index was used: {:?}", scans(&db).await);
 }
+
+/// The plan is made once, whether a scope is asked for or not.
+#[tokio::test]
+async fn a_page_of_a_scope_reads_that_scope_alone() {
+    let (_lent, db) = Lent::take().await;
+    for (sql, index) in [
+        (include_str!("../../../src/sql/key_list.sql"), "key_pkey"),
+        (include_str!("../../../src/sql/key_list_unknown.sql"), "key_open"),
+    ] {
+        let mut tx = db.begin().await.unwrap();
+        // As the store's own sessions are.
+        let prepare = format!(
+            "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off;
+            SET LOCAL plan_cache_mode = force_generic_plan; PREPARE listed AS {sql}"
+        );
+        sqlx::raw_sql(sqlx::AssertSqlSafe(prepare))
+            .execute(&mut *tx)
+            .await
+            .unwrap();
+        let plan: Vec<String> = sqlx::query_scalar("EXPLAIN EXECUTE listed('s', NULL, NULL, 'unknown', 10)")
+            .fetch_all(&mut *tx)
+            .await
+            .unwrap();
+        sqlx::raw_sql("DEALLOCATE listed")
+            .execute(&mut *tx)
+            .await
+            .unwrap();
+        tx.rollback().await.unwrap();
+        let text = plan.join("\n");
+        let scan = plan.iter().position(|line| line.contains(index));
+        let bounds = &plan[scan.unwrap_or_else(|| panic!("{index} is not used:\n{text}")) + 1];
+        assert!(
+            bounds.contains("Index Cond") && bounds.contains("scope >= ") && bounds.contains("scope <= "),
+            "{index} is read without bounds:\n{text}"
+        );
+    }
+}

@@ -195,6 +195,47 @@ async fn given_up_while_it_waits_for_a_duplicate_it_leaves_no_mark() {
     assert_eq!(direct.read(&key).await.unwrap(), None);
 }
 
+/// Rule K6: the connection of one that is given up waits on, so it takes a place as long.
+#[tokio::test]
+async fn waiters_that_were_given_up_still_count_while_they_wait() {
+    let (_lent, db) = Lent::take().await;
+    let key = request().key;
+    let one = |db: Postgres, key: Key| async move {
+        let options = OnceOptions {
+            waiters_max: 1,
+            ..OnceOptions::default()
+        };
+        let asked = Fingerprint::of(b"what was asked");
+        transact_once(&db, &key, asked, Mark::First, options, |_| {
+            Box::pin(async { Ok::<_, TxError<()>>(succeeded("paid")) })
+        })
+        .await
+        .unwrap()
+    };
+    let mut other = db.begin().await.unwrap();
+    let asked = Fingerprint::of(b"what was asked");
+    let marked = once(&mut other, &key, asked, OnceOptions::default()).await;
+    assert!(matches!(marked.unwrap(), Once::First(_)));
+    let waiting = tokio::spawn(one(db.clone(), key.clone()));
+    until_someone_waits(&db, 1).await;
+    waiting.abort();
+    assert!(waiting.await.unwrap_err().is_cancelled());
+    let told = one(db.clone(), key.clone()).await;
+    assert!(matches!(told, OnceOutcome::Busy { lease_left_ms: 0 }), "{told:?}");
+    other.rollback().await.unwrap();
+    // It ends with what it waited for.
+    let ended = async {
+        loop {
+            match one(db.clone(), key.clone()).await {
+                OnceOutcome::Busy { .. } => tokio::task::yield_now().await,
+                done => break done,
+            }
+        }
+    };
+    let done = tokio::time::timeout(std::time::Duration::from_secs(30), ended).await;
+    assert!(first(&done.unwrap()));
+}
+
 /// Each of them would be an error in the server's log.
 #[tokio::test]
 async fn many_duplicates_in_a_row_ask_before_they_begin() {

@@ -269,6 +269,14 @@ async fn arguments_outside_their_limits_are_refused_by_every_function_that_marks
         (format!("semel.once(NULL, 'k', {print})"), "scope"),
         ("semel.once('s', 'k', 'x')".to_owned(), "fingerprint"),
         (format!("semel.once('s', 'k', {print}, 0)"), "retention"),
+        (
+            format!("semel.once('s', 'k', {print}, 9223372036854775807)"),
+            "retention",
+        ),
+        (
+            format!("semel.once_with('s', 'k', {print}, 'x', 's', 9223372036854775807)"),
+            "retention",
+        ),
         (format!("semel.once('s', 'k', {print}, 1, NULL)"), "tombstone"),
         (format!("semel.once_with('s', 'k', {print}, {large})"), "outcome"),
         (format!("semel.once_with('s', 'k', {print}, NULL)"), "outcome"),
