@@ -8,7 +8,7 @@ use semel_core::claim::row::Row;
 use semel_core::claim::{Record, StateName, Token};
 use semel_core::key::hex;
 use semel_core::store::{KeyQuery, Usage};
-use semel_core::{Key, Scope, StoreError, Timestamp};
+use semel_core::{ErrorKind, Key, Scope, StoreError, Timestamp};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{Error, Row as _};
 
@@ -104,7 +104,13 @@ pub(crate) async fn load_and_draw(
         .fetch_all(db)
         .await
         .map_err(failed)?;
-    let (token, rows) = rows.split_first().ok_or_else(|| failed(Error::RowNotFound))?;
+    // A record has more columns: without its row the token must not be taken from one.
+    let first = rows.split_first().filter(|(row, _)| row.len() == 1);
+    let (token, rows) = first.ok_or_else(|| {
+        let text = "the table semel_token has lost its row; put it back (one = 1) with a token above all that \
+            were handed out";
+        StoreError::new(ErrorKind::Schema, operation, text)
+    })?;
     let last: i64 = token.try_get(0).map_err(failed)?;
     Ok((
         records(operation, keys, rows)?,

@@ -94,3 +94,35 @@ async fn a_row_that_cannot_be_read_is_passed_over_by_the_sweep() {
     assert_eq!(db.sweep(1).await.unwrap().unknown, 0, "put off");
     assert_eq!(db.sweep(1).await.unwrap().unknown, 1, "the other's turn");
 }
+
+/// Without it nothing says which tokens were handed out, and no record may be taken for it.
+#[tokio::test]
+async fn a_file_without_its_token_grants_nothing() {
+    let (db, _clock, _dir) = store().await;
+    let done = request();
+    let ClaimReply::Granted { lease, .. } = db.claim(&done).await.unwrap() else {
+        panic!("not granted")
+    };
+    let completion = Completion {
+        key: done.key.clone(),
+        lease,
+        outcome: succeeded("done"),
+        keep: KEEP,
+    };
+    db.complete(&completion).await.unwrap();
+    let mut tx = db.begin().await.unwrap();
+    sqlx::query("DELETE FROM semel_token")
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    db.commit(tx).await.unwrap();
+    for claims in [vec![duplicate(&done), request()], vec![request()]] {
+        for reply in db.claim_many(&claims).await {
+            match reply {
+                Ok(ClaimReply::Done { .. }) => {}
+                Err(error) => assert!(error.to_string().contains("lost its row"), "{error}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
