@@ -312,6 +312,10 @@ impl Mysql {
         let mut written = Vec::with_capacity(changes.len());
         let mut rest = changes;
         let shorter = wait != self.lock_wait;
+        if shorter && !changes.is_empty() {
+            // Not given back with another patience than the session was made with: also where this batch is given up.
+            connection.close_on_drop();
+        }
         while !rest.is_empty() {
             let count = fitting(rest, self.packet_bytes.min(STATEMENT_BYTES_MAX));
             let (some, later) = rest.split_at(count);
@@ -340,14 +344,6 @@ impl Mysql {
                 // Not sent: decided again with the others, or by itself.
                 written.extend(rest.iter().map(|_| Written::Again));
                 break;
-            }
-        }
-        if shorter && !changes.is_empty() {
-            // What the session was set to when it was made.
-            let reset = sqlx::raw_sql(sqlx::AssertSqlSafe(lock_wait(self.lock_wait)));
-            if let Err(error) = reset.execute(&mut **connection).await {
-                tracing::debug!(%error, "a connection was broken");
-                connection.close_on_drop();
             }
         }
         written

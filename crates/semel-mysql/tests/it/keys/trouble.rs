@@ -128,6 +128,39 @@ async fn row_held_by_a_transaction_does_not_fail_the_batch() {
     ));
 }
 
+/// Keys that go one by one wait for a second only; whoever gets the connection next waits for as long as the setting says.
+#[tokio::test]
+async fn a_batch_that_was_given_up_leaves_no_shorter_patience_behind() {
+    let (lent, direct) = Lent::take().await;
+    let mut config = Config::new(&lent.url);
+    config.lock_wait = Duration::from_secs(3);
+    // The next call gets the same connection.
+    config.key_connections_max = 1;
+    let db = Mysql::connect(config).await.unwrap();
+    let claims = [request(), request()];
+    let mut tx = direct.begin().await.unwrap();
+    let asked = Fingerprint::of(b"what was asked");
+    let held = once(&mut tx, &claims[1].key, asked, OnceOptions::default()).await;
+    assert!(matches!(held.unwrap(), Once::First(_)));
+    let batch = tokio::spawn({
+        let (db, claims) = (db.clone(), claims.clone());
+        async move { db.claim_many(&claims).await }
+    });
+    // The first of them is there: now each goes by itself.
+    while direct.read(&claims[0].key).await.unwrap().is_none() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    until_someone_waits(&direct, 1).await;
+    batch.abort();
+    assert!(batch.await.unwrap_err().is_cancelled());
+    let begun = std::time::Instant::now();
+    let late = db.claim(&claims[1]).await.unwrap();
+    assert!(matches!(late, ClaimReply::Busy { .. }), "{late:?}");
+    let waited = begun.elapsed();
+    assert!(waited >= Duration::from_secs(2), "{waited:?}");
+    tx.rollback().await.unwrap();
+}
+
 /// Replays and duplicates of running keys lock nothing: they are answered while the row is locked by somebody.
 #[tokio::test]
 async fn what_is_done_is_replayed_without_a_lock() {
