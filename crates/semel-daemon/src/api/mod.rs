@@ -29,7 +29,7 @@ mod routes;
 mod waking;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -138,11 +138,11 @@ impl World {
 
 /// What is logged on this thread.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
     /// Listens until the guard is dropped.
-    fn listen() -> (Self, tracing::subscriber::DefaultGuard) {
+    pub(crate) fn listen() -> (Self, tracing::subscriber::DefaultGuard) {
         let log = Self::default();
         let lines = log.clone();
         let subscriber = tracing_subscriber::fmt()
@@ -152,7 +152,7 @@ impl Log {
         (log, tracing::subscriber::set_default(subscriber))
     }
 
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 }

@@ -222,7 +222,7 @@ impl Gateway {
                 let proxy = proxy(&route.sending);
                 Served {
                     keyed: layer.layer(proxy.clone()),
-                    asker: Asker::new(&route.principal, &settings),
+                    asker: Asker::new(&route.principal, &settings, stats),
                     proxy,
                 }
             })

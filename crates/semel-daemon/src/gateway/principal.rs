@@ -16,6 +16,7 @@ use super::config::{Principal, ProxyConfig};
 use super::failure::Refusal;
 use super::forward;
 use super::peer::Peer;
+use super::stats::Stats;
 
 /// Bytes of an answer of the other service at most.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
@@ -79,11 +80,12 @@ pub(super) struct Asker {
     timeout: Duration,
     client: HttpClient,
     config: Arc<ProxyConfig>,
+    stats: Arc<Stats>,
 }
 
 impl Asker {
     /// For routes whose principal comes from another service.
-    pub(super) fn new(principal: &Principal, config: &Arc<ProxyConfig>) -> Option<Self> {
+    pub(super) fn new(principal: &Principal, config: &Arc<ProxyConfig>, stats: &Arc<Stats>) -> Option<Self> {
         let Principal::Auth { url, header, timeout } = principal else {
             return None;
         };
@@ -96,6 +98,7 @@ impl Asker {
                 ..Limits::default()
             }),
             config: Arc::clone(config),
+            stats: Arc::clone(stats),
         })
     }
 
@@ -113,7 +116,9 @@ impl Asker {
         let answer = match self.client.send(request, self.timeout).await {
             Ok(answer) => answer,
             Err(error) => {
-                tracing::warn!(error = %error, "auth_url cannot be asked");
+                if let Some(more) = self.stats.quiet_auth.may_speak() {
+                    tracing::warn!(error = %error, more, "auth_url cannot be asked");
+                }
                 let detail =
                     "auth_url gave no answer, so nothing was done; send the same request again later";
                 return Err(away(detail.to_owned()));
@@ -135,7 +140,9 @@ impl Asker {
             }
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Box::new(refused(answer))),
             status => {
-                tracing::warn!(%status, "auth_url answers neither 2xx nor 401 nor 403");
+                if let Some(more) = self.stats.quiet_auth.may_speak() {
+                    tracing::warn!(%status, more, "auth_url answers neither 2xx nor 401 nor 403");
+                }
                 let detail = format!(
                     "auth_url answered {status}; nothing was done, send the same request again later"
                 );

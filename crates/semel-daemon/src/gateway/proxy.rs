@@ -317,7 +317,9 @@ impl Inner {
                 Some(*answer)
             }
             Verdict::Unknown(why) => {
-                tracing::warn!(upstream = %self.config.upstream, why, "the reconcile_url does not know what became of a request");
+                if let Some(more) = self.stats.quiet_reconcile.may_speak() {
+                    tracing::warn!(%key, why, more, "the reconcile_url does not know what became of a request");
+                }
                 None
             }
         }

@@ -156,7 +156,9 @@ impl Reconcile for Hook {
         let (answer, meaning) = match self.reconciler.look(fields, key).await {
             Ok(found) => found,
             Err(why) => {
-                tracing::warn!(%key, why, "the reconcile_url does not know what became of a request");
+                if let Some(more) = self.stats.quiet_reconcile.may_speak() {
+                    tracing::warn!(%key, why, more, "the reconcile_url does not know what became of a request");
+                }
                 return Ok(None);
             }
         };

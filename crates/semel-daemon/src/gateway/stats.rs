@@ -36,6 +36,10 @@ pub(crate) struct Stats {
     pub(crate) reconciled: Counter,
     /// Whether the next failure is logged.
     pub(crate) quiet: Quiet,
+    /// Whether it is logged that `reconcile_url` does not know.
+    pub(crate) quiet_reconcile: Quiet,
+    /// Whether it is logged that `auth_url` does not say who calls.
+    pub(crate) quiet_auth: Quiet,
 }
 
 /// Counters by reason.
@@ -84,6 +88,8 @@ impl Stats {
             },
             reconciled: metrics.reconciled.get_or_create(&labels).clone(),
             quiet: Quiet::default(),
+            quiet_reconcile: Quiet::default(),
+            quiet_auth: Quiet::default(),
             metrics: metrics.clone(),
         })
     }

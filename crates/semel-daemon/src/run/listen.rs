@@ -104,9 +104,10 @@ impl Bound {
         let graceful = GracefulShutdown::new();
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
+            let place = async { Arc::clone(&places).acquire_owned().await.ok() };
             let accepted = tokio::select! {
                 () = context.stop.cancelled() => break,
-                accepted = accept(&self.listener, &places) => accepted,
+                accepted = accept(&self.listener, place) => accepted,
             };
             let Some((stream, peer, place)) = accepted else {
                 continue;
@@ -147,12 +148,12 @@ impl Bound {
     }
 }
 
-/// The next connection and its place.
-pub(super) async fn accept(
+/// The next connection and its place, which is waited for first.
+pub(super) async fn accept<P>(
     listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> Option<(TcpStream, SocketAddr, tokio::sync::OwnedSemaphorePermit)> {
-    let place = Arc::clone(places).acquire_owned().await.ok()?;
+    place: impl Future<Output = Option<P>>,
+) -> Option<(TcpStream, SocketAddr, P)> {
+    let place = place.await?;
     match listener.accept().await {
         Ok((stream, peer)) => {
             // Small answers should not wait for each other; a socket that cannot do that still works.

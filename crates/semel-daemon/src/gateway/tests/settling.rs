@@ -1,11 +1,13 @@
 //! Upstreams that know more: that deduplicate, that say what became of a key, that say how long to keep an answer.
 
 use semel_core::claim::{Reconcile as _, Token};
-use semel_core::{Key, Scope};
+use semel_core::quiet::QUIET_MS;
+use semel_core::{Clock as _, Key, Scope, SystemClock};
 
 use super::super::reconcile::{Hook, Reconciler};
 use super::upstream::{Does, Upstream, answer};
 use super::{World, config, post};
+use crate::api::tests::Log;
 
 /// Rule K12.
 #[tokio::test]
@@ -300,5 +302,35 @@ async fn nobody_is_asked_about_without_the_principal_that_keys_belong_to() {
             (asked == 1, asked),
             "{caller}"
         );
+    }
+}
+
+/// Clients that retry must not fill the log.
+#[tokio::test]
+async fn a_hundred_retries_that_nobody_can_settle_or_name_are_a_line_of_each_kind() {
+    let upstream = Upstream::start(|_| Does::Closes).await;
+    let away = Upstream::start(|_| answer("500 Oops", &[], "")).await;
+    let lines = reconciled_by(&away);
+    let named = format!(
+        "principal_header = \"X-User\"\nauth_url = \"http://{}/who\"",
+        away.address
+    );
+    for (lines, says) in [
+        (
+            format!("anonymous = true\n{lines}"),
+            "does not know what became of",
+        ),
+        (named, "auth_url answers neither"),
+    ] {
+        let world = World::with(upstream.address, &lines);
+        let (log, _listening) = Log::listen();
+        let began = SystemClock.monotonic();
+        for _ in 0..100 {
+            world.send(post("a")).await;
+        }
+        let took = SystemClock.monotonic() - began;
+        let most = 1 + took.as_millis() / u128::from(QUIET_MS);
+        let lines = log.text().lines().filter(|line| line.contains(says)).count();
+        assert!((1..=most).contains(&(lines as u128)), "{lines} lines");
     }
 }

@@ -8,6 +8,7 @@
 mod guard;
 mod heads;
 mod held;
+mod places;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +25,7 @@ use semel_core::error::chain;
 use semel_http::{Problem, ProblemKind};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -37,6 +38,7 @@ use crate::gateway::{
 pub(super) use guard::{Conn, Guard, Times};
 pub(super) use held::Held;
 use held::Serving;
+use places::{Place, Places};
 
 /// How often a quiet HTTP/2 client is asked whether it lives.
 const ALIVE: Duration = Duration::from_secs(20);
@@ -50,22 +52,14 @@ pub(crate) struct Front {
     live: ArcSwapOption<Live>,
     /// Earlier ones, which may still have something to record.
     earlier: Mutex<Vec<Arc<Live>>>,
-    settings: ArcSwap<Settings>,
+    /// What new connections meet.
+    settings: ArcSwap<FrontConfig>,
+    /// One number for all connections, whichever settings they met.
+    places: Arc<Places>,
+    /// Says that settings changed: who only waits for a client holds a place.
+    changed: watch::Sender<()>,
     stats: Arc<Stats>,
     stop: CancellationToken,
-}
-
-/// What new connections meet.
-struct Settings {
-    config: FrontConfig,
-    places: Arc<Semaphore>,
-}
-
-impl Settings {
-    fn new(config: FrontConfig) -> Self {
-        let places = Arc::new(Semaphore::new(config.connections_max));
-        Self { config, places }
-    }
 }
 
 impl Front {
@@ -74,7 +68,9 @@ impl Front {
         Arc::new(Self {
             live: ArcSwapOption::empty(),
             earlier: Mutex::default(),
-            settings: ArcSwap::from_pointee(Settings::new(config.clone())),
+            settings: ArcSwap::from_pointee(config.clone()),
+            places: Places::new(config.connections_max),
+            changed: watch::Sender::new(()),
             stats,
             stop,
         })
@@ -92,7 +88,9 @@ impl Front {
 
     /// Puts settings in force for connections that come from now on.
     pub(crate) fn set(&self, config: &FrontConfig) {
-        self.settings.store(Arc::new(Settings::new(config.clone())));
+        self.settings.store(Arc::new(config.clone()));
+        self.places.set(config.connections_max);
+        self.changed.send_replace(());
     }
 
     /// Puts a configuration in force for requests that come from now on.
@@ -126,11 +124,12 @@ impl Front {
     /// Serves one socket on this thread until told to stop; then ends what runs.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener, thread: usize, tasks: TaskTracker) {
         let graceful = GracefulShutdown::new();
+        let mut changed = self.changed.subscribe();
         loop {
-            let settings = self.settings.load_full();
             let accepted = tokio::select! {
                 () = self.stop.cancelled() => break,
-                accepted = accept(&listener, &settings.places) => accepted,
+                _ = changed.changed() => continue,
+                accepted = accept(&listener, Arc::clone(&self.places).take()) => accepted,
             };
             if let Some((stream, peer, place)) = accepted {
                 // What is in force now, not what was when the waiting began.
@@ -140,7 +139,9 @@ impl Front {
         }
         // Whoever waits in the queue believes to be connected.
         let settings = self.settings.load_full();
-        while let Some(Some((stream, peer, place))) = now(accept(&listener, &settings.places)).await {
+        while let Some(Some((stream, peer, place))) =
+            now(accept(&listener, Arc::clone(&self.places).take())).await
+        {
             self.connection(stream, peer, place, &settings, thread, &tasks, graceful.watcher());
         }
         drop(listener);
@@ -152,8 +153,8 @@ impl Front {
         self: &Arc<Self>,
         stream: TcpStream,
         peer: SocketAddr,
-        place: OwnedSemaphorePermit,
-        settings: &Arc<Settings>,
+        place: Place,
+        settings: &Arc<FrontConfig>,
         thread: usize,
         tasks: &TaskTracker,
         watcher: Watcher,
@@ -167,12 +168,12 @@ impl Front {
                 conn: Arc::new(Conn::new(Some(Arc::clone(&front.stats)))),
                 front,
             };
-            let Some(tls) = settings.config.tls.clone() else {
-                return client.serve(stream, &settings.config, watcher).await;
+            let Some(tls) = settings.tls.clone() else {
+                return client.serve(stream, &settings, watcher).await;
             };
             let shake = TlsAcceptor::from(tls).accept(stream);
-            match tokio::time::timeout(settings.config.head_timeout, shake).await {
-                Ok(Ok(stream)) => client.serve(stream, &settings.config, watcher).await,
+            match tokio::time::timeout(settings.head_timeout, shake).await {
+                Ok(Ok(stream)) => client.serve(stream, &settings, watcher).await,
                 Ok(Err(error)) => tracing::debug!(%peer, error = %error, "a TLS handshake failed"),
                 Err(_) => tracing::debug!(%peer, "a TLS handshake took longer than head_timeout_ms"),
             }
