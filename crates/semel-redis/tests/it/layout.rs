@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use semel_core::claim::{
-    Claim, ClaimReply, Completion, Lease, REMOVE_GRACE_MS, Release, StateName, WITHDRAWN_MS,
+    Claim, ClaimReply, Completion, Lease, REMOVE_GRACE_MS, Release, State, StateName, WITHDRAWN_MS,
 };
 use semel_core::store::KeyQuery;
 use semel_core::{KeyStore, KeyStoreExt};
@@ -260,6 +260,8 @@ async fn many_open_runs_do_not_keep_a_sweep_from_what_has_ended() {
     let claim = request();
     let lease = granted(&store, &claim).await;
     store.complete(&completion(&claim, lease, "done")).await.unwrap();
+    // No registry names it any more.
+    store.sweep(10).await.unwrap();
     Raw::open(&url).await.age_ms("semel", KEEP.retention_ms).await;
     assert_eq!(many(&store).await.len(), 2_560);
     let mut tombstoned = 0;
@@ -276,11 +278,16 @@ async fn a_lease_is_never_shorter_than_asked() {
     let mut raw = Raw::open(&url).await;
     for _ in 0..50 {
         let (seconds, micros): (i64, i64) = raw.ask(&[b"TIME"]).await;
-        let ClaimReply::Granted { until, .. } = store.claim(&request()).await.unwrap() else {
+        let claim = request();
+        let ClaimReply::Granted { until: told, .. } = store.claim(&claim).await.unwrap() else {
             panic!("not granted")
+        };
+        let State::Claimed { until, .. } = store.read(&claim.key).await.unwrap().unwrap().state else {
+            panic!("not claimed")
         };
         let asked = seconds * 1_000_000 + micros;
         assert!(until.0 - asked >= LEASE_MS * 1_000, "{} µs", until.0 - asked);
+        assert_eq!(until, told);
     }
 }
 
