@@ -44,8 +44,8 @@ pub enum Mode {
 ///
 /// Give one out with the request's scope, as your [`ScopeResolver`](crate::ScopeResolver) makes it, and put it where the
 /// client sends its key from ([`Config::body_keys`] for a form). One that was made up, was given out to another caller, or
-/// whose time is over before it was used is refused (SEM0432, SEM0433), and nothing is run. One that was used in time is
-/// answered by its record for as long as that is kept.
+/// whose time is over and of which there is no record is not run (SEM0432, SEM0433). One that was used in time is answered
+/// by its record for as long as that is kept; a key is taken for `store_ms_max` longer than its time.
 ///
 /// ```
 /// # fn f(secret: semel_keys::Secret) -> Result<(), Box<dyn std::error::Error>> {

@@ -17,7 +17,7 @@ pub enum ProblemKind {
     KeyMalformed,
     /// The key is not one that the server gave out to this caller.
     KeyNotIssued,
-    /// The key was given out, and its time was over before it was used.
+    /// The key was given out, its time is over, and no record of it is here.
     IssuedKeyExpired,
     /// The request's body is over the limit.
     RequestTooLarge,
@@ -87,8 +87,8 @@ impl ProblemKind {
                 "SEM0433",
                 "issued-key-expired",
                 422,
-                "The key's time was over before it was used",
-                Refused,
+                "The key's time is over and no record of it is here",
+                Unknown,
             ),
             Self::RequestTooLarge => (
                 "SEM0403",

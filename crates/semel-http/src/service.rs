@@ -307,7 +307,7 @@ where
         return Box::pin(run::shadow(&shared, job)).await;
     }
     if let Some(until) = issued::over_since(&shared.config, &job.key, SystemClock.now())
-        && let Some(refusal) = issued::unless_used(&shared, &job.key, until).await
+        && let Some(refusal) = Box::pin(issued::unless_used(&shared, &job.key, until)).await
     {
         return Ok(refusal);
     }

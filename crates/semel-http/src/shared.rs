@@ -212,6 +212,17 @@ impl Shared {
         self.answer(&Problem::new(kind, detail).retry_after(RETRY_SOON_S))
     }
 
+    /// The store is there and does not take the claim, by its error of this code.
+    pub(crate) fn turned_away(&self, key: &Key, code: &str) -> Response<Body> {
+        self.saw(Event::StoreDown, Some(key));
+        let kind = ProblemKind::StoreUnavailable;
+        let detail = format!(
+            "the store of keys is there and does not take this key ({code}), so this request was not run; send the same \
+             request again later; its operator finds the cause in the log, by that code"
+        );
+        self.answer(&Problem::new(kind, detail).retry_after(RETRY_SOON_S))
+    }
+
     pub(crate) fn store_full(&self, key: &Key) -> Response<Body> {
         self.saw(Event::StoreFull, Some(key));
         let kind = ProblemKind::StoreFull;

@@ -71,13 +71,19 @@ pub enum IssuedError {
     #[error("SEM0114: this is not an id that a server issued; ask for one first")]
     Malformed,
     /// It was signed with a secret that this issuer does not have (any more).
-    #[error("SEM0114: the id was signed with a secret that is not known here (any more); ask for a new one")]
+    #[error(
+        "SEM0114: the id was signed with a secret that is not known here (any more); if it was sent before, look what came of it, else ask for a new one"
+    )]
     UnknownSecret,
     /// It was changed, or made by somebody without the secret.
-    #[error("SEM0114: the id's signature is wrong: it was changed on its way or made up")]
+    #[error(
+        "SEM0114: the id's signature is wrong: it was changed on its way or made up; open the form again as the same user"
+    )]
     Forged,
     /// It is genuine and belongs to another principal or scope.
-    #[error("SEM0114: the id was issued to somebody else or for something else")]
+    #[error(
+        "SEM0114: the id was issued to somebody else or for something else; open the form again as the same user"
+    )]
     NotYours,
     /// It is genuine and too old.
     #[error("SEM0115: the id was good until {}; ask for a new one, unless it was used already", until.rfc3339())]
@@ -111,7 +117,8 @@ impl IssuedError {
 /// record if you look the key up before you check the time: use [`check_at`](Self::check_at) with the moment of issue.
 ///
 /// # Changing secrets
-/// The newest signs, all are recognised: put a new one in front, and drop the old one when its last ids have expired.
+/// The newest signs, all are recognised: put a new one in front. Drop the old one when its last ids have expired and their
+/// records have ended, which is `retention_ms` and `tombstone_ms` later: until then a request that comes again is answered.
 ///
 /// ```
 /// use semel_core::{Clock as _, Scope, SystemClock, host::random_16};
@@ -146,7 +153,7 @@ impl Issuer {
             actual,
             1,
             max,
-            "drop those whose last ids have expired",
+            "drop those whose last ids have expired and whose records have ended",
         )?;
         Ok(Self(secrets))
     }

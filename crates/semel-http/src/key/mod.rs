@@ -52,6 +52,12 @@ pub enum KeyError {
         /// The field.
         field: String,
     },
+    /// The body may hold the key and cannot be read for it, and no header names it.
+    #[error("the body cannot be read for its key: {detail}; or send the key in a header")]
+    Unreadable {
+        /// What is in the way and how to send it.
+        detail: &'static str,
+    },
     /// A key of no bytes.
     #[error("the key is empty; send 1 to {max} bytes")]
     Empty {

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use http::HeaderMap;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue};
 
 use super::{KeyError, KeyForm, read, sized};
 use crate::config::Config;
@@ -15,6 +16,16 @@ pub enum BodyKey {
     Json(Pointer),
     /// This field of an `application/x-www-form-urlencoded` body.
     Form(String),
+}
+
+impl BodyKey {
+    /// Whether bodies of this media type have the field.
+    fn is_in(&self, kind: &str) -> bool {
+        match self {
+            Self::Json(_) => kind.ends_with("json"),
+            Self::Form(_) => kind == "application/x-www-form-urlencoded",
+        }
+    }
 }
 
 impl fmt::Display for BodyKey {
@@ -79,13 +90,22 @@ fn named(place: String, config: &Config) -> String {
 }
 
 /// The key of a whole body, which must agree with that of the headers. A body that is not what a field asks for has no
-/// key: the handler will say what is wrong with it.
+/// key: the handler will say what is wrong with it. One that a handler may read and we cannot is refused where no header
+/// has the key: it would run unguarded, and so would each retry.
 pub(crate) fn from_body(
     headers: &HeaderMap,
     body: &[u8],
     mut found: Option<Found>,
     config: &Config,
 ) -> Result<Option<Found>, KeyError> {
+    if config.body_keys.is_empty() {
+        return Ok(found);
+    }
+    let body = if found.is_some() {
+        body
+    } else {
+        readable(headers, body, &config.body_keys)?
+    };
     for field in &config.body_keys {
         let Some(text) = field_of(field, headers, body)? else {
             continue;
@@ -103,15 +123,35 @@ pub(crate) fn from_body(
     Ok(found)
 }
 
+/// The body as it is read for its key, without a byte order mark, which many JSON readers skip.
+fn readable<'a>(headers: &HeaderMap, body: &'a [u8], fields: &[BodyKey]) -> Result<&'a [u8], KeyError> {
+    if body.is_empty() {
+        return Ok(body);
+    }
+    if headers.get_all(CONTENT_TYPE).iter().count() > 1 {
+        return Err(KeyError::Unreadable {
+            detail: "send one Content-Type",
+        });
+    }
+    let asked = essence(headers).is_some_and(|kind| fields.iter().any(|field| field.is_in(&kind)));
+    let encoded = |value: &HeaderValue| !value.as_bytes().eq_ignore_ascii_case(b"identity");
+    if asked && headers.get_all(CONTENT_ENCODING).iter().any(encoded) {
+        return Err(KeyError::Unreadable {
+            detail: "send it without Content-Encoding",
+        });
+    }
+    Ok(body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body))
+}
+
 fn field_of(field: &BodyKey, headers: &HeaderMap, body: &[u8]) -> Result<Option<String>, KeyError> {
     let malformed = || KeyError::Field {
         field: field.to_string(),
     };
-    let Some(kind) = essence(headers) else {
+    if !essence(headers).is_some_and(|kind| field.is_in(&kind)) {
         return Ok(None);
-    };
+    }
     match field {
-        BodyKey::Json(pointer) if kind.ends_with("json") => {
+        BodyKey::Json(pointer) => {
             let Some(value) = json_value(body) else {
                 // With a member twice there may be two keys; what is no JSON at all has none.
                 let readable = serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok();
@@ -123,7 +163,7 @@ fn field_of(field: &BodyKey, headers: &HeaderMap, body: &[u8]) -> Result<Option<
                 Some(_) => Err(malformed()),
             }
         }
-        BodyKey::Form(name) if kind == "application/x-www-form-urlencoded" => {
+        BodyKey::Form(name) => {
             let pairs = form_pairs(body).ok_or_else(malformed)?;
             let mut values = pairs.into_iter().filter(|(field, _)| field == name);
             match (values.next(), values.next()) {
@@ -132,7 +172,6 @@ fn field_of(field: &BodyKey, headers: &HeaderMap, body: &[u8]) -> Result<Option<
                 (Some(_), Some(_)) => Err(malformed()),
             }
         }
-        BodyKey::Json(_) | BodyKey::Form(_) => Ok(None),
     }
 }
 
@@ -157,10 +196,10 @@ mod tests {
     }
 
     fn found(headers: &[(&'static str, &str)], body: &[u8]) -> Result<Option<Box<[u8]>>, String> {
-        let map: HeaderMap = headers
-            .iter()
-            .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
-            .collect();
+        let map = headers.iter().fold(HeaderMap::new(), |mut map, (name, value)| {
+            map.append(HeaderName::from_static(name), value.parse().unwrap());
+            map
+        });
         let config = config();
         from_headers(&map, &config)
             .and_then(|found| from_body(&map, body, found, &config))
@@ -198,6 +237,33 @@ mod tests {
         ] {
             assert_eq!(found(headers, body), Ok(None), "{headers:?}");
         }
+    }
+
+    const GZIP: (&str, &str) = ("content-encoding", "gzip");
+
+    #[test]
+    fn a_body_that_cannot_be_read_for_its_key_is_refused() {
+        let json = br#"{"meta":{"key":"k1"}}"#;
+        for (headers, body, named) in [
+            (&[JSON, GZIP][..], &b"zipped"[..], "Content-Encoding"),
+            (&[FORM, GZIP], b"zipped", "Content-Encoding"),
+            (&[JSON, JSON], json, "one Content-Type"),
+        ] {
+            let error = found(headers, body).unwrap_err();
+            assert!(error.contains(named), "{error}");
+            assert_eq!(found(headers, b""), Ok(None), "no body, no key");
+            // Where a header has the key, nothing runs unguarded.
+            let keyed = [&[("idempotency-key", "k1")][..], headers].concat();
+            assert_eq!(found(&keyed, body), Ok(Some(Box::from(&b"k1"[..]))));
+        }
+        let marked = [&b"\xef\xbb\xbf"[..], json].concat();
+        assert_eq!(found(&[JSON], &marked), Ok(Some(Box::from(&b"k1"[..]))));
+        assert_eq!(
+            found(&[JSON, ("content-encoding", "identity")], json),
+            Ok(Some(Box::from(&b"k1"[..])))
+        );
+        // No field is asked for in it.
+        assert_eq!(found(&[("content-type", "image/png"), GZIP], b"zipped"), Ok(None));
     }
 
     #[test]

@@ -21,8 +21,9 @@ const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 pub(super) enum NoReply {
     /// The store is away.
     Away,
-    /// It is there, or what stands in front of it, and does not take the claim: somebody may be running the key.
-    TurnedAway,
+    /// It is there, or what stands in front of it, and does not take the claim, by its error of this code: somebody may
+    /// be running the key.
+    TurnedAway(&'static str),
     /// It has no room for another record. It never makes room by forgetting one that counts.
     Full,
     /// The key's scope has no room under its quota.
@@ -43,7 +44,7 @@ pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Result<ClaimRe
                         ErrorKind::LimitExceeded if error.code() == SCOPE_FULL => NoReply::ScopeFull,
                         ErrorKind::LimitExceeded => NoReply::Full,
                         _ if error.is_outage() => NoReply::Away,
-                        _ => NoReply::TurnedAway,
+                        _ => NoReply::TurnedAway(error.code()),
                     };
                     let again = match error.retry() {
                         Retry::Never => false,
@@ -77,7 +78,10 @@ pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Result<ClaimRe
                 tracing::warn!(key = %claim.key, store_ms_max = shared.config.store_ms_max, more, "the store gave no answer to a claim in time");
             }
             may_have_arrived = true;
-            why = NoReply::Away;
+            // One that said so before is there.
+            if !matches!(why, NoReply::TurnedAway(_)) {
+                why = NoReply::Away;
+            }
         }
     }
     if may_have_arrived {

@@ -135,7 +135,8 @@ where
             Err(claim::NoReply::Away) if shared.config.outage == Outage::Open => {
                 return Turn::Answer(Box::pin(open::pass(&shared, job)).await);
             }
-            Err(claim::NoReply::Away | claim::NoReply::TurnedAway) => break shared.no_store(&job.key),
+            Err(claim::NoReply::Away) => break shared.no_store(&job.key),
+            Err(claim::NoReply::TurnedAway(code)) => break shared.turned_away(&job.key, code),
             Ok(ClaimReply::Granted { lease, attempt, .. }) => {
                 crash_point("http.claimed");
                 shared.saw(Event::New, Some(&job.key));

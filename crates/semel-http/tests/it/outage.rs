@@ -15,6 +15,7 @@ on_each_store![
     closed_refuses_and_open_runs_without_protection_and_says_so,
     an_open_route_still_refuses_what_it_can_judge,
     open_does_not_pass_a_store_that_is_there_and_takes_no_claim,
+    a_store_that_takes_no_claim_is_named_by_its_own_code,
     a_full_store_refuses_and_throws_nothing_away,
     a_store_that_is_away_at_renewal_stops_nothing_under_hold,
     a_store_that_is_away_at_renewal_stops_a_run_that_may_be_repeated,
@@ -83,6 +84,33 @@ async fn open_does_not_pass_a_store_that_is_there_and_takes_no_claim(world: Worl
             "{fault:?}"
         );
         store.fail("claim", fault, 0);
+    }
+    assert_eq!(runs.count(), 0);
+}
+
+/// Nobody looks for an outage, or raises `store_ms_max`, where a record is damaged or a batcher is full.
+async fn a_store_that_takes_no_claim_is_named_by_its_own_code(world: World) {
+    let (world, store) = world.faulty();
+    let runs = Runs::default();
+    // Shorter than the pause before a claim is sent again: its time ends while the store has turned it away.
+    let soon = world.layer_with(|config| {
+        config.outage = Outage::Open;
+        config.store_ms_max = 10;
+    });
+    for (layer, fault, code) in [
+        (&world.layer(), Fault::Corrupt, "SEM0203"),
+        (&world.layer(), Fault::Full, "SEM0104"),
+        (&soon, Fault::Full, "SEM0104"),
+    ] {
+        store.fail("claim", fault, u32::MAX);
+        let answer = send(&counting(layer, &runs), post("a")).await;
+        assert_eq!(
+            (answer.status, answer.code().as_str()),
+            (503, "SEM0411"),
+            "{fault:?}"
+        );
+        let text = answer.detail();
+        assert!(text.contains(code) && !text.contains("store_ms_max"), "{text}");
     }
     assert_eq!(runs.count(), 0);
 }
