@@ -238,6 +238,8 @@ fn read(answer: Response<Bytes>) -> Answer {
         _ if code == BarrierCode::BarrierLost.as_str() => Answer::BarrierLost,
         (_, "running") | (202 | 425, _) => Answer::Running { retry_after },
         (200..=299, "" | "succeeded") => Answer::Succeeded(body),
+        // It was done before, and its answer was not kept.
+        (410, "succeeded") => Answer::TooLarge,
         (409 | 422, "refused") => {
             let reason = String::from_utf8_lossy(&body);
             let reason = if reason.is_empty() {
@@ -322,7 +324,9 @@ mod tests {
             answer(422, &[("semel-outcome", "refused")]),
             Answer::Refused(_)
         ));
-        for status in [409, 422, 400, 404, 301] {
+        let not_kept = answer(410, &[("semel-outcome", "succeeded")]);
+        assert!(matches!(not_kept, Answer::TooLarge), "{not_kept:?}");
+        for status in [409, 410, 422, 400, 404, 301] {
             assert!(
                 matches!(answer(status, &[]), Answer::Unknown { hopeless: true, .. }),
                 "{status}"

@@ -11,16 +11,18 @@ use semel_core::wire;
 /// Bytes of an answer's body that are shown in an error.
 const SHOWN_BYTES: usize = 200;
 
-/// `Ok` only when the receiver has said that it has the event.
+/// `Ok` only when the receiver has said that it has the event: by its status, or as a Semel receiver that has it and has
+/// not kept its answer.
 pub(crate) fn judge(answer: &Response<Bytes>) -> Result<(), SinkError> {
     let status = answer.status();
     if status.is_success() {
         return Ok(());
     }
-    let class = class(
-        status,
-        answer.headers().get(wire::OUTCOME).map(|value| value.as_bytes()),
-    );
+    let outcome = answer.headers().get(wire::OUTCOME).map(|value| value.as_bytes());
+    if status == StatusCode::GONE && outcome == Some(b"succeeded") {
+        return Ok(());
+    }
+    let class = class(status, outcome);
     let body = String::from_utf8_lossy(&answer.body()[..answer.body().len().min(SHOWN_BYTES)]);
     let mut error = SinkError::new(class, format!("{status}: {body}"));
     error.retry_after = retry_after(answer);
@@ -101,6 +103,12 @@ mod tests {
         assert_eq!(
             (running.class, running.retry_after),
             (Away, Some(Duration::from_secs(7)))
+        );
+        let taken = judged(410, &[("semel-outcome", "succeeded")]);
+        assert!(taken.is_none(), "its answer was not kept: {taken:?}");
+        assert_eq!(
+            judged(410, &[("semel-outcome", "unknown")]).map(|error| error.class),
+            Some(Destination)
         );
         assert_eq!(
             judged(503, &[("retry-after", "Wed, 21 Oct 2026")])

@@ -219,7 +219,8 @@ impl Asked<'_> {
             Ok((_, until)) => match self.look("read", self.store.read(key)).await {
                 Ok(Some(_)) => Ok(()),
                 Ok(None) => refused(format!(
-                    "the id was good until {}, and was not used; nothing was done: ask for a new one",
+                    "the id was good until {}, and no record of it is here; this call did nothing, an earlier one may have \
+                     if that is longer ago than records are kept: look before you ask for a new one",
                     until.rfc3339()
                 )),
                 Err(error) => Err(Problem::store(&error)),

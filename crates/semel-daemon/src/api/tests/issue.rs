@@ -93,7 +93,7 @@ async fn an_id_past_its_time_is_refused_unless_it_was_used_in_time() {
     assert_eq!(late.status, 201, "its record answers: the same nonce again");
     let late = world.ask("claim", claim(&unused, "ada")).await;
     assert_eq!(late.problem(), (422, "SEM0719", None));
-    assert!(late.detail().contains("was not used"), "{late:?}");
+    assert!(late.detail().contains("no record of it is here"), "{late:?}");
 }
 
 #[tokio::test]
