@@ -157,7 +157,8 @@ async fn a_batch_that_was_given_up_leaves_no_shorter_patience_behind() {
     let late = db.claim(&claims[1]).await.unwrap();
     assert!(matches!(late, ClaimReply::Busy { .. }), "{late:?}");
     let waited = begun.elapsed();
-    assert!(waited >= Duration::from_secs(2), "{waited:?}");
+    // With the others, and a second by itself.
+    assert!(waited >= Duration::from_secs(3), "{waited:?}");
     tx.rollback().await.unwrap();
 }
 
