@@ -220,7 +220,8 @@ async fn waiters_that_were_given_up_still_count_while_they_wait() {
     until_someone_waits(&db, 1).await;
     waiting.abort();
     assert!(waiting.await.unwrap_err().is_cancelled());
-    let told = one(db.clone(), key.clone()).await;
+    let told = tokio::time::timeout(std::time::Duration::from_secs(30), one(db.clone(), key.clone()));
+    let told = told.await.unwrap();
     assert!(matches!(told, OnceOutcome::Busy { lease_left_ms: 0 }), "{told:?}");
     other.rollback().await.unwrap();
     // It ends with what it waited for.

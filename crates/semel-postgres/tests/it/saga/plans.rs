@@ -5,6 +5,7 @@ use semel_core::saga::Status;
 use semel_core::store::{SagaRequest, SagaStore as _, Save, SaveReply, Submission};
 use semel_postgres::{Config, Postgres};
 use semel_testkit::laws::saga::{Held, LEASE_MS, first_save, id, last_save, moved, submission};
+use sqlx::Connection as _;
 
 use super::fresh;
 use crate::keys::Lent;
@@ -22,11 +23,12 @@ async fn one_connection() -> (Lent, Postgres) {
 async fn counted(db: &Postgres, lent: &Lent) -> (i64, i64) {
     // What a connection has counted is added up when it has been idle for a second, or at its end.
     db.close().await;
-    let db = Postgres::connect(Config::new(&lent.url)).await.unwrap();
+    // One that is none of Semel's.
+    let mut own = sqlx::PgConnection::connect(&lent.url).await.unwrap();
     let others = "SELECT count(*) FROM pg_stat_activity
-      WHERE datname = current_database() AND application_name = 'semel' AND pid <> pg_backend_pid()";
+      WHERE datname = current_database() AND application_name = 'semel'";
     while sqlx::query_scalar::<_, i64>(others)
-        .fetch_one(db.pool())
+        .fetch_one(&mut own)
         .await
         .unwrap()
         > 0
@@ -39,7 +41,7 @@ async fn counted(db: &Postgres, lent: &Lent) -> (i64, i64) {
            (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes
              WHERE schemaname = 'semel' AND relname IN ('saga', 'saga_log', 'saga_request'))::bigint",
     )
-    .fetch_one(db.pool())
+    .fetch_one(&mut own)
     .await
     .unwrap()
 }
