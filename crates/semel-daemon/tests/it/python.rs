@@ -148,7 +148,7 @@ async fn the_document_holds_against_schemathesis() {
     )
     .await;
     assert!(report.contains("No issues found"), "{report}");
-    let selected = format!("Tested: {}", 12);
+    let selected = format!("Tested: {}", 13);
     assert!(report.contains(&selected), "every operation was tried:\n{report}");
     assert!(
         report.contains("4 covered / 4 selected"),
