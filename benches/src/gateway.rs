@@ -12,12 +12,17 @@ use semel_testkit::servers::free_port;
 use tokio::net::TcpStream;
 
 use crate::Plan;
-use crate::harness::{Sample, Table};
+use crate::harness::Table;
+use crate::load;
 
-const CONNECTIONS: u32 = 64;
+const CONNECTIONS: usize = 64;
 /// Connections of the memory table.
 const IDLE: usize = 10_000;
-const LUA: &str = include_str!("gateway.lua");
+const POSTED: load::Posted = load::Posted {
+    target: "/orders",
+    body: r#"{"customer":"c-8f3b2c1d","amount":129900,"currency":"EUR","items":[{"sku":"A-100234","qty":2},{"sku":"B-558120","qty":1}]}"#,
+    authorization: None,
+};
 
 pub(crate) async fn run(plan: Plan) {
     let (Some(nginx), Some(_)) = (find("nginx"), find("wrk")) else {
@@ -32,7 +37,6 @@ pub(crate) async fn run(plan: Plan) {
     };
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    std::fs::write(dir.join("load.lua"), LUA).unwrap();
     let upstream = free_port();
     let answer = "x".repeat(200);
     let _upstream = start_nginx(
@@ -52,9 +56,9 @@ pub(crate) async fn run(plan: Plan) {
     let gateway = free_port();
     let daemon = start_semel(&semel, dir, gateway, upstream);
     for port in [upstream, proxy, gateway] {
-        until_there(port).await;
+        load::until_there(port).await;
     }
-    let load = |port: u16, mode: &'static str| wrk(dir, port, mode, plan.run);
+    let load = |port: u16, mode: &'static str| load::wrk(dir, port, CONNECTIONS, &POSTED, mode, plan.run);
     Table::new(
         format!("POST through a proxy, {CONNECTIONS} connections, keep-alive on both sides"),
         "requests",
@@ -171,47 +175,4 @@ fn start_semel(semel: &Path, dir: &Path, port: u16, upstream: u16) -> Process {
             .arg(&file)
             .args(["--log", "warn"]),
     )
-}
-
-async fn until_there(port: u16) {
-    for _ in 0..400 {
-        if TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(25)).await;
-    }
-    panic!("nothing listens on port {port}");
-}
-
-async fn wrk(dir: &Path, port: u16, mode: &'static str, run: Duration) -> Sample {
-    let seconds = run.as_secs().max(1);
-    let output = tokio::process::Command::new("wrk")
-        .args(["-t1", &format!("-c{CONNECTIONS}"), &format!("-d{seconds}s"), "-s"])
-        .arg(dir.join("load.lua"))
-        .arg(format!("http://127.0.0.1:{port}"))
-        .env("MODE", mode)
-        .env("SEED", semel_core::host::dice().to_bits().to_string())
-        .output()
-        .await
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let found: Vec<u64> = text
-        .lines()
-        .find_map(|line| line.strip_prefix("FOUND "))
-        .unwrap_or_else(|| panic!("wrk: {text}{}", String::from_utf8_lossy(&output.stderr)))
-        .split(' ')
-        .map(|number| number.parse().unwrap())
-        .collect();
-    let [done, micros, p50, p99, errors] = found[..] else {
-        panic!("{text}")
-    };
-    assert_eq!(errors, 0, "requests failed: {text}");
-    // wrk keeps the latencies; two stand for them, so that the table shows these two.
-    let mut latencies = vec![u32::try_from(p50).unwrap_or(u32::MAX); 98];
-    latencies.extend([u32::try_from(p99).unwrap_or(u32::MAX); 2]);
-    Sample {
-        done,
-        elapsed: Duration::from_micros(micros),
-        latencies,
-    }
 }

@@ -415,14 +415,18 @@ fn completion(key: Key, reply: &ClaimReply) -> Completion {
     }
 }
 
-async fn by_hand_replay(pool: PgPool, key: Key) -> u64 {
-    let row: Claimed = sqlx::query_as(CLAIM)
+async fn claimed(pool: &PgPool, key: &Key) -> Claimed {
+    sqlx::query_as(CLAIM)
         .bind(key.id().to_vec())
         .bind(asked().to_bytes())
         .bind(30_000_f64)
-        .fetch_one(&pool)
+        .fetch_one(pool)
         .await
-        .unwrap();
+        .unwrap()
+}
+
+async fn by_hand_replay(pool: PgPool, key: Key) -> u64 {
+    let row = claimed(&pool, &key).await;
     assert_eq!((row.0, row.1), (None, Some(1)));
     1
 }
@@ -432,13 +436,7 @@ async fn by_hand(pool: PgPool, ids: Ids) -> u64 {
 }
 
 async fn by_hand_key(pool: PgPool, key: Key) -> u64 {
-    let row: Claimed = sqlx::query_as(CLAIM)
-        .bind(key.id().to_vec())
-        .bind(asked().to_bytes())
-        .bind(30_000_f64)
-        .fetch_one(&pool)
-        .await
-        .unwrap();
+    let row = claimed(&pool, &key).await;
     let done = sqlx::query(FINISH)
         .bind(key.id())
         .bind(row.0.unwrap())

@@ -12,34 +12,56 @@ use tokio::net::TcpStream;
 
 use crate::harness::Sample;
 
-/// 300 bytes.
+/// 316 bytes.
 pub(crate) const BODY: &str = concat!(
-    r#"{"customer":"c-1809","items":[{"sku":"teapot","count":2},{"sku":"kettle","count":1}],"total":"40.00","#,
-    r#""address":{"name":"Ada Lovelace","street":"12 St James's Square","city":"London","zip":"SW1Y 4JH"},"#,
-    r#""note":"please ring twice, the bell is old and does not always hear the first time that it is pressed .."}"#,
+    r#"{"customer":"cus_8f3b2c1d","total":129900,"currency":"EUR","items":[{"sku":"A-100234","count":2,"price":49950},"#,
+    r#"{"sku":"B-558120","count":1,"price":30000}],"address":{"name":"Ada Lovelace","street":"12 St James Square","#,
+    r#""city":"London","zip":"SW1Y 4JH","country":"GB"},"note":"please ring twice, the bell is old ...."}"#,
 );
 
-/// What wrk sends; found as `load.lua` in the folder that [`wrk`] is given.
-pub(crate) const LUA: &str = include_str!("http.lua");
+/// What wrk posts.
+pub(crate) struct Posted {
+    pub(crate) target: &'static str,
+    pub(crate) body: &'static str,
+    pub(crate) authorization: Option<&'static str>,
+}
+
+/// Waits until something listens there.
+pub(crate) async fn until_there(port: u16) {
+    for _ in 0..400 {
+        if TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    panic!("nothing listens on port {port}");
+}
 
 pub(crate) fn wrk_is_there() -> bool {
     let quiet = std::process::Command::new("wrk").arg("--version").output();
     quiet.is_ok()
 }
 
-/// Sends requests with one thread of wrk: whole seconds, at least one. `mode` is `new`, `replay` or `none`.
+/// Sends requests with one thread of wrk: whole seconds, at least one. `mode` is `new`, `replay` or `none`; wrk's script is
+/// put into `dir`.
 pub(crate) async fn wrk(
     dir: &Path,
     port: u16,
     connections: usize,
+    posted: &Posted,
     mode: &'static str,
     run: Duration,
 ) -> Sample {
+    let script = dir.join("load.lua");
+    std::fs::write(&script, include_str!("load.lua")).unwrap();
     let seconds = run.as_secs_f64().ceil().max(1.0);
     let output = tokio::process::Command::new("wrk")
         .args(["-t1", &format!("-c{connections}"), &format!("-d{seconds}s"), "-s"])
-        .arg(dir.join("load.lua"))
+        .arg(script)
         .arg(format!("http://127.0.0.1:{port}"))
+        .envs(posted.authorization.map(|value| ("AUTHORIZATION", value)))
+        .env("TARGET", posted.target)
+        .env("BODY", posted.body)
         .env("MODE", mode)
         .env("SEED", semel_core::host::dice().to_bits().to_string())
         .output()

@@ -10,13 +10,17 @@ use std::time::Duration;
 
 use semel_testkit::children::Process;
 use semel_testkit::servers::{free_port, postgres};
-use tokio::net::TcpStream;
 
 use crate::Plan;
 use crate::harness::{Sample, Table};
 use crate::load;
 
 const CONNECTIONS: usize = 64;
+const POSTED: load::Posted = load::Posted {
+    target: "/bench",
+    body: load::BODY,
+    authorization: Some("Bearer ada"),
+};
 
 /// Server, keys: what is compared, the limit first.
 const CONTENDERS: [(&str, &str, &str); 6] = [
@@ -33,9 +37,6 @@ pub(super) async fn run(plan: Plan) {
     let dir = dir.path();
     let wrk = load::wrk_is_there();
     let by = if wrk { "wrk" } else { "this program" };
-    if wrk {
-        std::fs::write(dir.join("load.lua"), load::LUA).unwrap();
-    }
     // Microseconds of the server's processor time per request, run by run.
     let spent: [Mutex<Vec<f64>>; CONTENDERS.len()] = Default::default();
     let mut table = Table::new(
@@ -72,12 +73,10 @@ async fn one(
 ) -> Sample {
     let port = free_port();
     let server = serve(dir, store, port);
-    while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    load::until_there(port).await;
     let before = processor_us(server.id());
     let sample = if wrk {
-        load::wrk(dir, port, CONNECTIONS, mode, run).await
+        load::wrk(dir, port, CONNECTIONS, &POSTED, mode, run).await
     } else if mode == "replay" {
         load::repeat_one(port, CONNECTIONS, run).await
     } else {

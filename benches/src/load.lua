@@ -1,5 +1,6 @@
--- wrk: POST of 316 bytes. MODE new: a key per request; replay: one of 64 keys; none: no key. SEED makes keys of one run its own.
-local mode, seed = os.getenv("MODE"), os.getenv("SEED")
+-- wrk: POST of BODY to TARGET, with AUTHORIZATION if there is one. MODE new: a key per request; replay: one of 64 keys;
+-- none: no key. SEED makes keys of one run its own.
+local mode, seed, target = os.getenv("MODE"), os.getenv("SEED"), os.getenv("TARGET")
 local n, thread = 0, 0
 local threads = 0
 function setup(it)
@@ -8,11 +9,9 @@ function setup(it)
 end
 function init()
   wrk.method = "POST"
-  wrk.body = '{"customer":"cus_8f3b2c1d","total":129900,"currency":"EUR","items":[{"sku":"A-100234","count":2,"price":49950},' ..
-    '{"sku":"B-558120","count":1,"price":30000}],"address":{"name":"Ada Lovelace","street":"12 St James Square",' ..
-    '"city":"London","zip":"SW1Y 4JH","country":"GB"},"note":"please ring twice, the bell is old ...."}'
+  wrk.body = os.getenv("BODY")
   wrk.headers["Content-Type"] = "application/json"
-  wrk.headers["Authorization"] = "Bearer ada"
+  wrk.headers["Authorization"] = os.getenv("AUTHORIZATION")
 end
 function request()
   n = n + 1
@@ -21,7 +20,7 @@ function request()
   elseif mode == "replay" then
     wrk.headers["Idempotency-Key"] = string.format("%s-%012x", seed, n % 64)
   end
-  return wrk.format(nil, "/bench")
+  return wrk.format(nil, target)
 end
 function done(summary, latency)
   local errors = summary.errors
