@@ -109,6 +109,17 @@ impl Folder {
     }
 }
 
+/// The answer to a POST from a client of its own.
+pub(crate) async fn post(url: String, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Response<Bytes> {
+    let request = headers.iter().fold(Request::post(url), |request, (name, value)| {
+        request.header(*name, *value)
+    });
+    HttpClient::new(Limits::default())
+        .send(request.body(body.into()).unwrap(), LIMIT)
+        .await
+        .unwrap()
+}
+
 /// A running `semel run`; killed when dropped.
 pub(crate) struct Daemon {
     pub(crate) process: Process,

@@ -1,25 +1,10 @@
 //! A form that a browser sends twice, through a gateway, with a key that the key API gave out.
 
-use bytes::Bytes;
-use http::{Request, Response};
-use semel_client::{HttpClient, Limits};
 use semel_testkit::servers::free_port;
 use serde_json::json;
 
-use super::daemon::{Folder, LIMIT, json as body};
+use super::daemon::{Folder, json as body, post};
 use super::receiver::Receiver;
-
-async fn post(url: String, headers: &[(&str, &str)], body: String) -> Response<Bytes> {
-    let mut request = Request::post(url);
-    for (name, value) in headers {
-        request = request.header(*name, *value);
-    }
-    let request = request.body(Bytes::from(body)).unwrap();
-    HttpClient::new(Limits::default())
-        .send(request, LIMIT)
-        .await
-        .unwrap()
-}
 
 #[tokio::test]
 async fn a_form_with_an_issued_key_is_sent_once_and_answered_to_its_owner_alone() {

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytes::Bytes;
-use http::{Request, Response};
-use semel_client::{HttpClient, Limits};
+use http::Response;
 use semel_testkit::servers::{MariadbServer, free_port, mariadb};
 
-use super::daemon::{Folder, LIMIT, run, texts};
+use super::daemon::{Folder, post, run, texts};
 
 /// The line of one check of the default store.
 fn line<'a>(stdout: &'a str, check: &str) -> &'a str {
@@ -107,14 +106,8 @@ fn wrong_password_unknown_database_and_missing_rights_are_told() {
 }
 
 async fn send(port: u16, key: &str) -> Response<Bytes> {
-    let request = Request::post(format!("http://127.0.0.1:{port}/charge"))
-        .header("idempotency-key", key)
-        .body(Bytes::from_static(b"{}"))
-        .unwrap();
-    HttpClient::new(Limits::default())
-        .send(request, LIMIT)
-        .await
-        .unwrap()
+    let headers = [("idempotency-key", key)];
+    post(format!("http://127.0.0.1:{port}/charge"), &headers, "{}").await
 }
 
 /// Two gateways share a MariaDB: what one has sent the other replays, also after a kill -9.

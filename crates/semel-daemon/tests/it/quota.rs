@@ -1,25 +1,12 @@
 //! Growth limits of a store, through every listener that uses it.
 
-use bytes::Bytes;
-use http::{Request, Response};
-use semel_client::{HttpClient, Limits};
 use semel_testkit::servers::free_port;
 use serde_json::json;
 
-use super::daemon::{Folder, LIMIT, json as body, run, texts};
+use super::daemon::{Folder, json as body, post, run, texts};
 use super::receiver::Receiver;
 
-async fn post(url: String, headers: &[(&str, &str)], body: String) -> Response<Bytes> {
-    let mut request = Request::post(url).header("content-type", "application/json");
-    for (name, value) in headers {
-        request = request.header(*name, *value);
-    }
-    let request = request.body(Bytes::from(body)).unwrap();
-    HttpClient::new(Limits::default())
-        .send(request, LIMIT)
-        .await
-        .unwrap()
-}
+const JSON: (&str, &str) = ("content-type", "application/json");
 
 #[tokio::test]
 async fn a_caller_who_holds_too_much_gets_no_new_key_and_every_old_answer() {
@@ -40,13 +27,8 @@ async fn a_caller_who_holds_too_much_gets_no_new_key_and_every_old_answer() {
     daemon.until_ready().await;
 
     let charge = async |user, key| {
-        let headers = [("x-user", user), ("idempotency-key", key)];
-        post(
-            format!("http://127.0.0.1:{port}/charge"),
-            &headers,
-            "{}".to_owned(),
-        )
-        .await
+        let headers = [JSON, ("x-user", user), ("idempotency-key", key)];
+        post(format!("http://127.0.0.1:{port}/charge"), &headers, "{}").await
     };
     for key in ["a", "b"] {
         assert_eq!(charge("ada", key).await.status(), 204);
@@ -65,7 +47,7 @@ async fn a_caller_who_holds_too_much_gets_no_new_key_and_every_old_answer() {
 
     let claim = async |id: &str| {
         let body = json!({"scope": "orders", "id": id, "input": "x"}).to_string();
-        post(format!("http://127.0.0.1:{api}/v1/keys/claim"), &[], body).await
+        post(format!("http://127.0.0.1:{api}/v1/keys/claim"), &[JSON], body).await
     };
     for id in ["a", "b"] {
         assert_eq!(claim(id).await.status(), 201);

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytes::Bytes;
-use http::{Request, Response};
-use semel_client::{HttpClient, Limits};
+use http::Response;
 use semel_testkit::servers::{RedisServer, free_port, redis};
 
-use super::daemon::{Folder, LIMIT, run, texts, until};
+use super::daemon::{Folder, post, run, texts, until};
 
 /// The line of one check of the default store.
 fn line<'a>(stdout: &'a str, check: &str) -> &'a str {
@@ -78,14 +77,8 @@ fn there_is_nothing_to_migrate() {
 }
 
 async fn send(port: u16, key: &str) -> Response<Bytes> {
-    let request = Request::post(format!("http://127.0.0.1:{port}/charge"))
-        .header("idempotency-key", key)
-        .body(Bytes::from_static(b"{}"))
-        .unwrap();
-    HttpClient::new(Limits::default())
-        .send(request, LIMIT)
-        .await
-        .unwrap()
+    let headers = [("idempotency-key", key)];
+    post(format!("http://127.0.0.1:{port}/charge"), &headers, "{}").await
 }
 
 /// Two gateways share a Redis: what one has sent the other replays, also after a kill -9.

@@ -43,37 +43,37 @@ impl Ledger {
     }
 }
 
+/// Runs statements in a batch's transaction, on either engine.
 #[async_trait]
-impl Handler<Sqlite> for Ledger {
-    async fn handle(
-        &self,
-        tx: &mut semel_sqlite::InboxTx,
-        messages: &[&Message],
-    ) -> Result<(), HandlerError> {
-        for text in self.called(messages)? {
-            sqlx::query("INSERT INTO entry (body) VALUES (?1)")
-                .bind(text)
-                .execute(tx.conn())
-                .await
-                .map_err(|error| semel_sqlite::classify("ledger", error))?;
-        }
-        Ok(())
+trait Statements {
+    async fn run(&mut self, sql: &'static str, text: String) -> Result<(), HandlerError>;
+}
+
+#[async_trait]
+impl Statements for semel_sqlite::InboxTx {
+    async fn run(&mut self, sql: &'static str, text: String) -> Result<(), HandlerError> {
+        let ran = sqlx::query(sql).bind(text).execute(self.conn()).await;
+        Ok(ran
+            .map(|_| ())
+            .map_err(|error| semel_sqlite::classify("test", error))?)
     }
 }
 
 #[async_trait]
-impl Handler<Postgres> for Ledger {
-    async fn handle(
-        &self,
-        tx: &mut semel_postgres::InboxTx,
-        messages: &[&Message],
-    ) -> Result<(), HandlerError> {
+impl Statements for semel_postgres::InboxTx {
+    async fn run(&mut self, sql: &'static str, text: String) -> Result<(), HandlerError> {
+        let ran = sqlx::query(sql).bind(text).execute(self.conn()).await;
+        Ok(ran
+            .map(|_| ())
+            .map_err(|error| semel_postgres::classify("test", error))?)
+    }
+}
+
+#[async_trait]
+impl<S: InboxStore<Tx: Statements>> Handler<S> for Ledger {
+    async fn handle(&self, tx: &mut S::Tx, messages: &[&Message]) -> Result<(), HandlerError> {
         for text in self.called(messages)? {
-            sqlx::query("INSERT INTO entry (body) VALUES ($1)")
-                .bind(text)
-                .execute(tx.conn())
-                .await
-                .map_err(|error| semel_postgres::classify("ledger", error))?;
+            tx.run("INSERT INTO entry (body) VALUES ($1)", text).await?;
         }
         Ok(())
     }

@@ -56,15 +56,8 @@ impl Upstream {
 }
 
 async fn send(port: u16, path: &str, key: &str) -> Response<Bytes> {
-    let request = Request::post(format!("http://127.0.0.1:{port}{path}"))
-        .header("idempotency-key", key)
-        .header("x-user", "alice")
-        .body(Bytes::from_static(b"{}"))
-        .unwrap();
-    HttpClient::new(Limits::default())
-        .send(request, LIMIT)
-        .await
-        .unwrap()
+    let headers = [("idempotency-key", key), ("x-user", "alice")];
+    crate::daemon::post(format!("http://127.0.0.1:{port}{path}"), &headers, "{}").await
 }
 
 #[tokio::test]

@@ -8,36 +8,10 @@ use super::*;
 struct Runs(&'static str);
 
 #[async_trait]
-impl Handler<Sqlite> for Runs {
-    async fn handle(
-        &self,
-        tx: &mut semel_sqlite::InboxTx,
-        messages: &[&Message],
-    ) -> Result<(), HandlerError> {
+impl<S: InboxStore<Tx: Statements>> Handler<S> for Runs {
+    async fn handle(&self, tx: &mut S::Tx, messages: &[&Message]) -> Result<(), HandlerError> {
         for message in messages {
-            sqlx::query(self.0)
-                .bind(text(message))
-                .execute(tx.conn())
-                .await
-                .map_err(|error| semel_sqlite::classify("runs", error))?;
-        }
-        Ok(())
-    }
-}
-
-#[async_trait]
-impl Handler<Postgres> for Runs {
-    async fn handle(
-        &self,
-        tx: &mut semel_postgres::InboxTx,
-        messages: &[&Message],
-    ) -> Result<(), HandlerError> {
-        for message in messages {
-            sqlx::query(self.0)
-                .bind(text(message))
-                .execute(tx.conn())
-                .await
-                .map_err(|error| semel_postgres::classify("runs", error))?;
+            tx.run(self.0, text(message)).await?;
         }
         Ok(())
     }

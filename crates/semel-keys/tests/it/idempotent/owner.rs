@@ -18,6 +18,17 @@ async fn token(world: &World, key: &Key) -> Token {
     }
 }
 
+/// An operator says that it happened, while its owner is not heard of.
+async fn settled(world: &World, key: &Key) {
+    let settlement = Settlement {
+        key: key.clone(),
+        token: token(world, key).await,
+        verdict: Verdict::Happened(succeeded("as the operator found it")),
+        keep: Keep::default(),
+    };
+    world.store.settle(&settlement).await.unwrap();
+}
+
 /// A run that has begun, and what ends it.
 async fn begun(world: &World, key: &Key) -> (tokio::task::JoinHandle<semel_keys::Ran>, oneshot::Sender<()>) {
     let (end, ended) = oneshot::channel::<()>();
@@ -137,13 +148,7 @@ async fn an_owner_whose_key_was_settled_answers_what_the_record_says() {
     let (world, key) = (World::new(), key());
     let (task, end) = begun(&world, &key).await;
     world.lease_ends();
-    let settlement = Settlement {
-        key: key.clone(),
-        token: token(&world, &key).await,
-        verdict: Verdict::Happened(succeeded("as the operator found it")),
-        keep: Keep::default(),
-    };
-    world.store.settle(&settlement).await.unwrap();
+    settled(&world, &key).await;
     end.send(()).unwrap();
     let first = task.await.unwrap();
     assert_eq!(
@@ -238,13 +243,7 @@ async fn a_run_that_is_given_back_after_it_was_settled_answers_what_the_record_s
         });
         begins.await.unwrap();
         world.lease_ends();
-        let settlement = Settlement {
-            key: key.clone(),
-            token: token(&world, &key).await,
-            verdict: Verdict::Happened(succeeded("as the operator found it")),
-            keep: Keep::default(),
-        };
-        world.store.settle(&settlement).await.unwrap();
+        settled(&world, &key).await;
         end.send(()).unwrap();
         let first = first.await.unwrap();
         assert_eq!(
