@@ -106,6 +106,16 @@ pub fn check_signed(
         .and_then(|natural| check(what, unit, natural, min, max, help))
 }
 
+/// Checks the lease of a claim that its owner renews at a third: at least 3 ms, or a renewal would come at once, for ever;
+/// at most [`LEASE_MS_MAX`].
+///
+/// # Errors
+/// [`LimitExceeded`], naming the limit and what to do.
+pub fn check_renewed_lease(lease_ms: i64) -> Result<(), LimitExceeded> {
+    let help = "choose a value within the limit";
+    check_signed("lease_ms", "ms", lease_ms, 3, LEASE_MS_MAX as u64, help)
+}
+
 /// Checks the size of a batch against [`BATCH_ITEMS_MAX`].
 ///
 /// # Errors

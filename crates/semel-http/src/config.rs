@@ -223,15 +223,7 @@ impl Config {
             FINGERPRINT_HEADERS_MAX as u64,
             help,
         )?;
-        // Below 3 ms a renewal at a third would come at once, for ever.
-        limits::check_signed(
-            "lease_ms",
-            "ms",
-            self.lease_ms,
-            3,
-            limits::LEASE_MS_MAX as u64,
-            help,
-        )?;
+        limits::check_renewed_lease(self.lease_ms)?;
         self.keep.check()?;
         limits::check(
             "running_max",

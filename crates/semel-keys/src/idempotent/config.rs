@@ -106,15 +106,7 @@ impl RunConfig {
     /// The first one, by name.
     pub fn check(&self) -> Result<(), LimitExceeded> {
         let help = "choose a value within the limit";
-        // Below 3 ms a renewal at a third would come at once, for ever.
-        limits::check_signed(
-            "lease_ms",
-            "ms",
-            self.lease_ms,
-            3,
-            limits::LEASE_MS_MAX as u64,
-            help,
-        )?;
+        limits::check_renewed_lease(self.lease_ms)?;
         self.keep.check()?;
         limits::check("run_ms_max", "ms", self.run_ms_max, 1, u64::MAX, help)?;
         limits::check(

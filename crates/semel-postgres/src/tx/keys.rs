@@ -3,10 +3,12 @@
 use semel_core::claim::once::Waiters;
 use semel_core::claim::{Keep, Lease, Nonce, Token, once as machine, step};
 use semel_core::{ErrorKind, Fingerprint, Key, StoreError, StoredOutcome};
-use sqlx::{Postgres as Driver, Transaction};
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
+use sqlx::{Postgres as Driver, Row as _, Transaction};
 
 use crate::error::classify;
-use crate::gate::{query, query_scalar};
+use crate::gate::query;
 use crate::store::key_rows::Answer;
 use crate::store::keys::NO_TOKEN;
 
@@ -92,30 +94,18 @@ pub async fn once(
             return Ok(Once::Busy { lease_left_ms: 0 });
         };
         // Most keys are new: what is there is looked at only where something is.
-        let marked: Option<i64> = query_scalar(FIRST_SQL)
-            .bind(key.scope().as_bytes())
-            .bind(key.id())
-            .bind(fingerprint.to_bytes())
-            .bind(fresh.nonce.0)
-            .bind(keep.retention_ms)
-            .bind(keep.tombstone_ms)
+        let marked = asked(FIRST_SQL, key, fingerprint, fresh.nonce, keep)
             .fetch_optional(&mut **tx)
             .await
             .map_err(failed)?;
-        if let Some(token) = marked {
-            fresh.token = Token(token);
+        if let Some(row) = marked {
+            fresh.token = Token(row.try_get(0).map_err(failed)?);
             return Ok(Once::First(Pending {
                 key: key.clone(),
                 lease: fresh,
             }));
         }
-        let row = query(ONCE_SQL)
-            .bind(key.scope().as_bytes())
-            .bind(key.id())
-            .bind(fingerprint.to_bytes())
-            .bind(fresh.nonce.0)
-            .bind(keep.retention_ms)
-            .bind(keep.tombstone_ms)
+        let row = asked(ONCE_SQL, key, fingerprint, fresh.nonce, keep)
             .fetch_one(&mut **tx)
             .await
             .map_err(failed)?;
@@ -139,6 +129,23 @@ pub async fn once(
     }
     let text = "others changed the key again and again; repeat the whole transaction";
     Err(StoreError::new(ErrorKind::NotApplied, "once", text))
+}
+
+/// What both statements that mark a key are asked with.
+fn asked<'q>(
+    sql: &'static str,
+    key: &'q Key,
+    fingerprint: Fingerprint,
+    nonce: Nonce,
+    keep: Keep,
+) -> Query<'q, Driver, PgArguments> {
+    query(sql)
+        .bind(key.scope().as_bytes())
+        .bind(key.id())
+        .bind(fingerprint.to_bytes())
+        .bind(nonce.0)
+        .bind(keep.retention_ms)
+        .bind(keep.tombstone_ms)
 }
 
 /// The first run of a key, inside its transaction. Dropped without [`complete`](Pending::complete), the key is done
