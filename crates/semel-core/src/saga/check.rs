@@ -129,6 +129,20 @@ impl CheckedDefinition {
         })))
     }
 
+    /// Stands for a definition that cannot be read, while its saga is written as stuck: one step that does nothing, and
+    /// neither bytes nor hash. Nothing is decided by it or stored of it.
+    #[must_use]
+    pub fn unreadable() -> Self {
+        Self(Arc::new(Inner {
+            definition: unreadable(),
+            json: String::new(),
+            hash: [0; 32],
+            before: vec![0],
+            behind: vec![0],
+            pivot: None,
+        }))
+    }
+
     /// The saga's kind.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -344,6 +358,10 @@ fn check_step(
     Ok(())
 }
 
+fn unreadable() -> Definition {
+    Definition::new("unreadable").step(Step::new("unreadable", "unreadable").read_only())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -354,6 +372,16 @@ mod tests {
 
     fn refused(definition: Definition) -> DefinitionError {
         definition.check().unwrap_err()
+    }
+
+    #[test]
+    fn what_stands_for_an_unreadable_definition_has_the_graph_that_a_check_would_give() {
+        let (stands, checked) = (CheckedDefinition::unreadable(), unreadable().check().unwrap());
+        assert_eq!(stands.0.definition, checked.0.definition);
+        assert_eq!(
+            (&stands.0.before, &stands.0.behind, stands.0.pivot),
+            (&checked.0.before, &checked.0.behind, checked.0.pivot)
+        );
     }
 
     #[test]

@@ -223,7 +223,7 @@ impl Engine {
     fn stick_unreadable(&mut self, record: SagaRecord, nonce: Nonce, lease_until: Duration, why: String) {
         warn!(saga = %record.id, why, "a saga cannot be read and is stuck");
         let id = record.id.clone();
-        let Some(definition) = placeholder() else { return };
+        let definition = CheckedDefinition::unreadable();
         let instance = Instance::new(&definition);
         let requests_done = record.requests.last().map_or(0, |pending| pending.n);
         self.own(
@@ -418,13 +418,4 @@ fn queue_requests(saga: &mut Owned, requests: Vec<PendingRequest>) {
         };
         saga.queue.push_back((event, pending.n));
     }
-}
-
-/// What an unreadable saga is held by while that it is stuck is being written: nothing is decided by it or stored of it.
-fn placeholder() -> Option<CheckedDefinition> {
-    use semel_core::saga::{Definition, Step};
-    Definition::new("unreadable")
-        .step(Step::new("unreadable", "unreadable").read_only())
-        .check()
-        .ok()
 }
