@@ -60,7 +60,15 @@ impl Proxy {
     /// # Errors
     /// No port can be had.
     pub async fn start(upstream: SocketAddr) -> io::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        Self::at(0, upstream).await
+    }
+
+    /// The same on a given port, for a server that tells its clients where to come.
+    ///
+    /// # Errors
+    /// The port is taken.
+    pub async fn at(port: u16, upstream: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind(("127.0.0.1", port)).await?;
         let addr = listener.local_addr()?;
         let shared = Arc::new(Shared {
             rules: Mutex::default(),

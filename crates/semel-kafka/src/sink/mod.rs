@@ -249,29 +249,36 @@ fn hand_over(
     if state.bars(id, page) {
         // This page, too, is to be heard of before anything later of its slots passes.
         state.barred.insert(id, page.slots());
-        page.fill(|| held_back("an earlier record of the same keys failed"));
+        page.fill(|| held_back("an earlier record of the same keys failed"), 0);
         return None;
     }
     let producer = match producer {
         Ok(producer) => producer,
         Err(error) => {
             state.barred.insert(id, page.slots());
-            page.fill(|| error.clone());
+            page.fill(|| error.clone(), 0);
             return None;
         }
     };
-    for index in 0..page.rows().len() {
-        if let Err(error) = producer.send(page, index) {
-            // The rest may not overtake it; what was taken before it goes on.
-            state.barred.insert(id, page.slots());
-            page.set(index, Err(error));
-            for later in index + 1..page.rows().len() {
-                page.set(later, Err(held_back("an earlier record was not taken")));
-            }
+    // The others of such a producer follow one by one.
+    let count = if producer.single() { 1 } else { page.rows().len() };
+    for index in 0..count.min(page.rows().len()) {
+        if !hand_over_one(state, id, page, &producer, index) {
             break;
         }
     }
     Some(producer)
+}
+
+/// Whether the producer took the row. If not, the rest may not overtake it; what was taken before it goes on.
+fn hand_over_one(state: &mut State, id: u64, page: &Arc<Page>, producer: &Producer, index: usize) -> bool {
+    let Err(error) = producer.send(page, index) else {
+        return true;
+    };
+    state.barred.insert(id, page.slots());
+    page.set(index, Err(error));
+    page.fill(|| held_back("an earlier record was not taken"), index + 1);
+    false
 }
 
 /// A page that its caller has not heard of yet. Dropping it counts as hearing.
@@ -281,6 +288,21 @@ struct OpenPage {
 }
 
 impl OpenPage {
+    /// Hands each row over when the one before it is delivered; the first one is on its way. A broker that does not know a
+    /// producer yet takes its first record with any sequence number, so that nothing else keeps what stands behind a
+    /// refused record from passing it.
+    async fn one_by_one(&self, page: &Arc<Page>, producer: &Producer) {
+        for index in 0..page.rows().len() {
+            if index > 0 && !hand_over_one(&mut self.shared.lock(), self.id, page, producer, index) {
+                return;
+            }
+            if !page.delivered(index).await {
+                page.fill(|| held_back("an earlier record failed"), index + 1);
+                return;
+            }
+        }
+    }
+
     async fn wait(
         self,
         page: Arc<Page>,
@@ -288,14 +310,22 @@ impl OpenPage {
         producer: Option<Arc<Producer>>,
         limit: Duration,
     ) -> Vec<Result<(), SinkError>> {
-        if tokio::time::timeout(limit, answer).await.is_err()
+        let settled = async {
+            if let Some(producer) = producer.as_ref().filter(|producer| producer.single()) {
+                self.one_by_one(&page, producer).await;
+            }
+            // Gone without a word is as good as told: each row has its place for a result.
+            let _ = answer.await;
+        };
+        if tokio::time::timeout(limit, settled).await.is_err()
             && let Some(producer) = &producer
         {
             // Before the purge, whose own errors would say less.
-            page.fill(|| {
+            let late = || {
                 let text = format!("no acknowledgement within {} ms", limit.as_millis());
                 SinkError::new(SinkErrorClass::Away, text)
-            });
+            };
+            page.fill(late, 0);
             // Records that are still on their way may arrive; none handed over later may before these are settled.
             self.shared.lock().discard(producer);
         }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use semel_core::store::{OutboxRow, SinkError, SinkErrorClass};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 type Result1 = Result<(), SinkError>;
 
@@ -13,6 +13,8 @@ type Result1 = Result<(), SinkError>;
 pub(super) struct Page {
     rows: Vec<Arc<OutboxRow>>,
     results: Mutex<Results>,
+    /// A row got its result.
+    settled: Notify,
 }
 
 #[derive(Debug)]
@@ -35,6 +37,7 @@ impl Page {
         let page = Self {
             rows: rows.to_vec(),
             results: Mutex::new(results),
+            settled: Notify::new(),
         };
         (Arc::new(page), answer)
     }
@@ -58,12 +61,23 @@ impl Page {
             *place = Some(result);
             results.left -= 1;
             results.tell_when_done();
+            self.settled.notify_one();
         }
     }
 
-    /// Gives every row without a result this error.
-    pub(super) fn fill(&self, error: impl Fn() -> SinkError) {
-        for index in 0..self.rows.len() {
+    /// Waits until this row has a result; whether it was delivered. For one waiter at a time.
+    pub(super) async fn delivered(&self, index: usize) -> bool {
+        loop {
+            if let Some(Some(result)) = self.lock().each.get(index) {
+                return result.is_ok();
+            }
+            self.settled.notified().await;
+        }
+    }
+
+    /// Gives every row from this one on that has no result this error.
+    pub(super) fn fill(&self, error: impl Fn() -> SinkError, from: usize) {
+        for index in from..self.rows.len() {
             self.set(index, Err(error()));
         }
     }

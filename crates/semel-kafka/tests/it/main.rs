@@ -7,6 +7,7 @@
 
 mod consumer;
 mod end_to_end;
+mod laws;
 mod processor;
 mod sink;
 mod support;

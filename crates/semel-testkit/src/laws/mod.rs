@@ -4,3 +4,4 @@ pub mod inbox;
 pub mod keys;
 pub mod outbox;
 pub mod saga;
+pub mod sink;

@@ -39,6 +39,15 @@ impl KafkaServer {
     /// Java or Kafka's jars are missing, or it does not start.
     #[must_use]
     pub fn start() -> Self {
+        Self::start_behind(None)
+    }
+
+    /// The same, for tests with a proxy: clients are told to come to this port of 127.0.0.1.
+    ///
+    /// # Panics
+    /// As [`KafkaServer::start`].
+    #[must_use]
+    pub fn start_behind(advertised: Option<u16>) -> Self {
         let root = tempfile::Builder::new()
             .prefix("semel-kafka-")
             .tempdir()
@@ -48,7 +57,7 @@ impl KafkaServer {
         let (port, controller) = (free_port(), free_port());
         fs::write(
             root.join("server.properties"),
-            properties(&root, port, controller),
+            properties(&root, port, advertised.unwrap_or(port), controller),
         )
         .unwrap();
         let mut server = Self {
@@ -216,14 +225,14 @@ impl Drop for KafkaServer {
 /// Any 16 bytes in base64; clusters of tests never meet.
 const CLUSTER_ID: &str = "c2VtZWwtdGVzdC1rYWZrYQ";
 
-fn properties(root: &Path, port: u16, controller: u16) -> String {
+fn properties(root: &Path, port: u16, advertised: u16, controller: u16) -> String {
     let data = root.join("data");
     format!(
         "process.roles=broker,controller\n\
          node.id=1\n\
          controller.quorum.voters=1@127.0.0.1:{controller}\n\
          listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
-         advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n\
+         advertised.listeners=PLAINTEXT://127.0.0.1:{advertised}\n\
          controller.listener.names=CONTROLLER\n\
          listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n\
          log.dirs={data}\n\

@@ -15,3 +15,4 @@ mod outbox_laws;
 mod proxy;
 mod saga_laws;
 mod servers;
+mod sink_laws;

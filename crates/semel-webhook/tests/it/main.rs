@@ -5,6 +5,8 @@
     reason = "a panic here is a failed test"
 )]
 
+mod laws;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
