@@ -8,7 +8,14 @@ use crate::gate::{query, query_scalar};
 
 const SCRIPTS: &[(i64, &str, &str)] = &[
     (1, "keys", include_str!("sql/0001_keys.sql")),
-    (2, "outbox", include_str!("sql/0002_outbox.sql")),
+    (
+        2,
+        "outbox",
+        concat!(
+            include_str!("sql/0002_outbox.sql"),
+            include_str!("sql/0002_outbox_functions.sql")
+        ),
+    ),
     (3, "inbox", include_str!("sql/0003_inbox.sql")),
     (
         4,

@@ -14,7 +14,7 @@ use crate::relay::{Cursor, Epoch, Mark, OwnedShard, ShardId, ShardLease, Slots, 
 use crate::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Exception, ExceptionKind, Guarded,
     Opening, OutboxRow, OutboxStore, Page, PageRow, PageSize, ShardBacklog, StoredException, check_stream,
-    other_shards,
+    event_repeated, other_shards,
 };
 
 /// An outbox in this process's memory: the specification, and a full backend for tests.
@@ -121,10 +121,14 @@ impl MemoryTransaction {
     /// Writes an event; returns its row number.
     ///
     /// # Errors
-    /// [`Event::check`].
+    /// [`Event::check`]; an id that is there already, in a transaction that has committed or in this one.
     pub fn enqueue(&mut self, event: Event) -> Result<i64, StoreError> {
         event.check()?;
         let mut inner = self.outbox.lock();
+        let mut there = inner.rows.values().map(|(_, row)| row).chain(&self.rows);
+        if there.any(|row| row.event.id == event.id) {
+            return Err(event_repeated(event.id));
+        }
         inner.last_id += 1;
         self.rows.push(OutboxRow {
             row: inner.last_id,

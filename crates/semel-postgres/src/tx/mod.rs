@@ -11,6 +11,6 @@ pub use barrier::{BARRIER_WAIT, Barrier, PendingBarrier, barrier, barrier_within
 pub(crate) use inbox::mark_many_ms;
 pub use inbox::{InboxTx, mark_many};
 pub use keys::{Once, OnceOptions, Pending, once};
-pub use outbox::{enqueue, enqueue_many, lock_key};
+pub use outbox::{enqueue, enqueue_many, enqueue_new, lock_key};
 pub use transact::{REPEAT, TxError, TxFuture, transact};
 pub use transact_once::{Mark, OnceOutcome, transact_once};

@@ -1,21 +1,41 @@
 //! Events inside your own transaction.
 
+use std::collections::HashMap;
+
 use bytes::Bytes;
 use semel_core::inbox::headers;
+use semel_core::store::event_repeated;
 use semel_core::{Event, StoreError};
+use sqlx::postgres::{PgArguments, PgDatabaseError};
+use sqlx::query::QueryAs;
 use sqlx::{Postgres as Driver, Transaction};
 use uuid::Uuid;
 
 use crate::error::classify;
-use crate::gate::{query, query_scalar};
+use crate::gate::{query, query_as, query_scalar};
 
-const INSERT: &str = "INSERT INTO semel.outbox
+/// One event: a statement over arrays would cost several times as much.
+const ONE: &str = "INSERT INTO semel.outbox
     (stream, event_id, topic, type, source, key, content_type, headers, data, traceparent)
-  SELECT stream, event_id, topic, type, source, key, content_type, headers, data, traceparent
-  FROM unnest($1::text[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[], $8::text[],
-    $9::bytea[], $10::text[]) WITH ORDINALITY
-    AS e(stream, event_id, topic, type, source, key, content_type, headers, data, traceparent, n)
-  ORDER BY n RETURNING id";
+  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) RETURNING id";
+
+macro_rules! many {
+    ($end:literal) => {
+        concat!(
+            "INSERT INTO semel.outbox
+               (stream, event_id, topic, type, source, key, content_type, headers, data, traceparent)
+             SELECT stream, event_id, topic, type, source, key, content_type, headers, data, traceparent
+             FROM unnest($1::text[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[],
+               $8::text[], $9::bytea[], $10::text[]) WITH ORDINALITY
+               AS e(stream, event_id, topic, type, source, key, content_type, headers, data, traceparent, n)
+             ORDER BY n ",
+            $end,
+            "RETURNING id, event_id"
+        )
+    };
+}
+const MANY: &str = many!("");
+const NEW: &str = many!("ON CONFLICT (event_id) DO NOTHING ");
 
 /// Writes an event that a relay will publish after the commit; returns its row number. Commit, and it will be sent at
 /// least once, with this id; roll back, and it never was.
@@ -24,7 +44,9 @@ const INSERT: &str = "INSERT INTO semel.outbox
 /// something that stands for the key (the business row, or [`lock_key`]) before you call this.
 ///
 /// # Errors
-/// An event that could never be sent ([`Event::check`]), or the store's. Nothing is written then.
+/// An event that could never be sent ([`Event::check`]); one whose id was enqueued before and is still kept
+/// ([SEM0250](semel_core::store::EVENT_REPEATED)); or the store's. Nothing is written then. An id that an open
+/// transaction has written is waited for.
 ///
 /// ```no_run
 /// # async fn f(db: &semel_postgres::Postgres) -> Result<(), Box<dyn std::error::Error>> {
@@ -39,8 +61,21 @@ const INSERT: &str = "INSERT INTO semel.outbox
 /// # Ok(()) }
 /// ```
 pub async fn enqueue(tx: &mut Transaction<'_, Driver>, event: &Event) -> Result<i64, StoreError> {
-    let rows = enqueue_many(tx, std::slice::from_ref(event)).await?;
-    Ok(rows.first().copied().unwrap_or_default())
+    event.check()?;
+    query_scalar(ONE)
+        .bind(&event.stream)
+        .bind(event.id)
+        .bind(&event.topic)
+        .bind(&event.kind)
+        .bind(&event.source)
+        .bind(event.key.as_deref())
+        .bind(event.content_type.as_deref())
+        .bind(encoded_headers(event))
+        .bind(event.data.as_deref())
+        .bind(event.traceparent.as_deref())
+        .fetch_one(&mut **tx)
+        .await
+        .map_err(|error| failed(std::slice::from_ref(event), error))
 }
 
 /// Writes several events in order, in one statement; returns their row numbers. All are checked before the first is
@@ -52,7 +87,41 @@ pub async fn enqueue_many(
     tx: &mut Transaction<'_, Driver>,
     events: &[Event],
 ) -> Result<Vec<i64>, StoreError> {
+    let rows = insert(MANY, tx, events).await?;
+    Ok(rows.into_iter().map(|(row, _)| row).collect())
+}
+
+/// Writes those events whose ids were not enqueued before; returns row numbers, `None` for an event that was there
+/// already. For writers that may repeat themselves, with ids that follow from what they do. Ids are remembered for as
+/// long as rows are kept.
+///
+/// # Errors
+/// As [`enqueue`], but for repeated ids. After an error of the store the transaction can only be rolled back.
+pub async fn enqueue_new(
+    tx: &mut Transaction<'_, Driver>,
+    events: &[Event],
+) -> Result<Vec<Option<i64>>, StoreError> {
+    let rows = insert(NEW, tx, events).await?;
+    let mut written: HashMap<Uuid, i64> = rows.into_iter().map(|(row, id)| (id, row)).collect();
+    Ok(events.iter().map(|event| written.remove(&event.id)).collect())
+}
+
+async fn insert(
+    sql: &'static str,
+    tx: &mut Transaction<'_, Driver>,
+    events: &[Event],
+) -> Result<Vec<(i64, Uuid)>, StoreError> {
     events.iter().try_for_each(Event::check)?;
+    bind(query_as(sql), events)
+        .fetch_all(&mut **tx)
+        .await
+        .map_err(|error| failed(events, error))
+}
+
+fn bind<'q, O>(
+    query: QueryAs<'q, Driver, O, PgArguments>,
+    events: &'q [Event],
+) -> QueryAs<'q, Driver, O, PgArguments> {
     let texts = |of: fn(&Event) -> &str| -> Vec<&str> { events.iter().map(of).collect() };
     let maybe = |of: fn(&Event) -> Option<&str>| -> Vec<Option<&str>> { events.iter().map(of).collect() };
     let bytes = |of: fn(&Event) -> Option<&Bytes>| -> Vec<Option<&[u8]>> {
@@ -61,7 +130,7 @@ pub async fn enqueue_many(
             .map(|event| of(event).map(|bytes| &bytes[..]))
             .collect()
     };
-    query_scalar(INSERT)
+    query
         .bind(texts(|event| &event.stream))
         .bind(events.iter().map(|event| event.id).collect::<Vec<Uuid>>())
         .bind(texts(|event| &event.topic))
@@ -72,9 +141,25 @@ pub async fn enqueue_many(
         .bind(events.iter().map(encoded_headers).collect::<Vec<_>>())
         .bind(bytes(|event| event.data.as_ref()))
         .bind(maybe(|event| event.traceparent.as_deref()))
-        .fetch_all(&mut **tx)
-        .await
-        .map_err(|error| classify("enqueue", error))
+}
+
+/// Names the event where its id is what was refused.
+fn failed(events: &[Event], error: sqlx::Error) -> StoreError {
+    let refused = error
+        .as_database_error()
+        .and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
+    let repeated = refused
+        .filter(|error| error.constraint() == Some("outbox_event_id_is_new"))
+        .map(|error| error.detail().unwrap_or_default().to_owned());
+    match repeated {
+        // Its text may be in the server's language; the id in it is not.
+        Some(detail) => {
+            let named = |event: &&Event| detail.contains(&event.id.to_string());
+            let id = events.iter().find(named).map_or(Uuid::nil(), |event| event.id);
+            event_repeated(id).with_source(error)
+        }
+        None => classify("enqueue", error),
+    }
 }
 
 fn encoded_headers(event: &Event) -> Option<String> {

@@ -18,6 +18,9 @@ CREATE TABLE semel_outbox (
   traceparent  TEXT,
   created_at   INTEGER NOT NULL
 ) STRICT;
+-- The same id twice is refused, or passed over by ON CONFLICT (event_id) DO NOTHING: receivers would take the second for
+-- a repetition of the first. Remembered for as long as the row is kept. Ids that grow (UUIDv7) cost little here.
+CREATE UNIQUE INDEX semel_outbox_event_id ON semel_outbox (event_id);
 -- An id that was left out is -1 here; a -1 that was written fails the table's check.
 CREATE TRIGGER semel_outbox_own_id BEFORE INSERT ON semel_outbox WHEN NEW.id IS NOT NULL AND NEW.id <> -1
 BEGIN

@@ -12,5 +12,5 @@ pub use barrier::{Barrier, PendingBarrier, barrier};
 pub use inbox::{InboxTx, mark_many};
 pub(crate) use inbox::{hex_array, mark_many_at};
 pub use keys::{Once, OnceOptions, Pending, once};
-pub use outbox::{enqueue, enqueue_many};
+pub use outbox::{enqueue, enqueue_many, enqueue_new};
 pub use transact::{REPEAT, TxError, TxFuture, transact};

@@ -40,6 +40,14 @@ impl Writer for Tx {
         semel_sqlite::tx::enqueue(&mut self.tx, event).await
     }
 
+    async fn enqueue_many(&mut self, events: &[Event]) -> Result<Vec<i64>, StoreError> {
+        semel_sqlite::tx::enqueue_many(&mut self.tx, events).await
+    }
+
+    async fn enqueue_new(&mut self, events: &[Event]) -> Result<Vec<Option<i64>>, StoreError> {
+        semel_sqlite::tx::enqueue_new(&mut self.tx, events).await
+    }
+
     async fn commit(self: Box<Self>) {
         self.db.commit(self.tx).await.unwrap();
     }

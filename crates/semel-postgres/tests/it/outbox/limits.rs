@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
-use semel_core::Event;
+use semel_core::host::uuid_v7;
 use semel_core::inbox::headers;
-use uuid::Uuid;
+use semel_core::{Event, SystemClock};
 
 use super::fresh;
 
@@ -42,7 +42,7 @@ fn events() -> impl Strategy<Value = Event> {
     )
         .prop_map(
             |(topic, kind, stream, source, content_type, key, data, headers)| Event {
-                id: Uuid::from_u128(7),
+                id: uuid_v7(&SystemClock),
                 stream,
                 topic,
                 kind,

@@ -71,7 +71,9 @@ async fn each_function_needs_the_rights_that_are_written_down_and_no_others() {
     role.needs(
         &["INSERT ON semel.outbox", "SELECT (event_id) ON semel.outbox"],
         "SELECT semel.lock_key('order-7'), semel.enqueue('orders', 'order.placed', data => '{}', key => 'order-7', \
-         content_type => 'application/json', headers => '[[\"a\", \"b\"]]')",
+         content_type => 'application/json', headers => '[[\"a\", \"b\"]]');
+         SELECT semel.enqueue('orders', 'order.placed', repeated => 'ignore');
+         SELECT semel.enqueue_many(ARRAY['orders'], ARRAY['order.placed'])",
     )
     .await;
     role.needs(

@@ -5,12 +5,14 @@ mod exceptions;
 mod owners;
 mod rows;
 mod world;
+mod writing;
 
 pub use batches::*;
 pub use exceptions::*;
 pub use owners::*;
 pub use rows::*;
 pub use world::{Reader, World, Writer, event, memory};
+pub use writing::*;
 
 /// Writes one test per law over `$world`, an expression that makes a [`World`] of its own each time:
 /// `(world, whatever must live as long)`.
@@ -25,6 +27,9 @@ macro_rules! outbox_laws {
             every_byte_of_an_event_arrives
             a_rollback_publishes_nothing
             what_can_never_be_sent_is_refused_at_enqueue
+            a_batch_is_written_in_order_or_not_at_all
+            an_id_that_was_enqueued_before_is_refused_and_named
+            an_id_that_was_enqueued_before_is_passed_over_when_asked
             streams_and_shards_see_their_own_rows_only
             rows_written_before_the_stream_is_registered_are_in_its_first_batch
             a_stream_keeps_its_number_of_shards

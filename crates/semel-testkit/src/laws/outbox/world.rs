@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use semel_core::host::{random_16, uuid_v7};
 use semel_core::model::{MemoryOutbox, MemoryTransaction};
 use semel_core::relay::{Cursor, OwnedShard, ShardLease};
-use semel_core::store::{Acquire, CursorSave, Guarded, Opening, OutboxRow, PageSize};
+use semel_core::store::{Acquire, CursorSave, EVENT_REPEATED, Guarded, Opening, OutboxRow, PageSize};
 use semel_core::{Event, Nonce, OutboxStore, StoreError, SystemClock};
 
 use crate::clock::ManualClock;
@@ -24,6 +24,10 @@ pub trait Writer: Send {
     async fn lock(&mut self, key: &str);
     /// Writes an event.
     async fn enqueue(&mut self, event: &Event) -> Result<i64, StoreError>;
+    /// Writes several events in order, or none.
+    async fn enqueue_many(&mut self, events: &[Event]) -> Result<Vec<i64>, StoreError>;
+    /// Writes the events whose ids are new.
+    async fn enqueue_new(&mut self, events: &[Event]) -> Result<Vec<Option<i64>>, StoreError>;
     /// Commits.
     async fn commit(self: Box<Self>);
     /// Rolls back.
@@ -270,6 +274,24 @@ impl Writer for Memory {
 
     async fn enqueue(&mut self, event: &Event) -> Result<i64, StoreError> {
         self.tx.enqueue(event.clone())
+    }
+
+    async fn enqueue_many(&mut self, events: &[Event]) -> Result<Vec<i64>, StoreError> {
+        events.iter().try_for_each(Event::check)?;
+        events
+            .iter()
+            .map(|event| self.tx.enqueue(event.clone()))
+            .collect()
+    }
+
+    async fn enqueue_new(&mut self, events: &[Event]) -> Result<Vec<Option<i64>>, StoreError> {
+        events.iter().try_for_each(Event::check)?;
+        let written = |event: &Event| match self.tx.enqueue(event.clone()) {
+            Ok(row) => Ok(Some(row)),
+            Err(error) if error.code() == EVENT_REPEATED => Ok(None),
+            Err(error) => Err(error),
+        };
+        events.iter().map(written).collect()
     }
 
     async fn commit(self: Box<Self>) {
