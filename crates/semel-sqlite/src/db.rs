@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rusqlite::Connection;
 use semel_core::{Clock, StoreError, Timestamp};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
 use sqlx::{Connection as _, Sqlite as Driver, Transaction};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::config::Config;
+use crate::direct::{Changed, Direct};
 use crate::error::{classify, commit_failed, is_busy};
 
 /// Rows that the driver reads ahead.
@@ -24,6 +27,8 @@ pub struct Sqlite {
     pub(crate) writer: SqlitePool,
     pub(crate) reader: SqlitePool,
     pub(crate) clock: Arc<dyn Clock>,
+    /// For keys.
+    direct: Arc<Direct>,
 }
 
 impl std::fmt::Debug for Sqlite {
@@ -61,6 +66,7 @@ impl Sqlite {
             .await
             .map_err(|error| classify("open", error))?;
         Ok(Self {
+            direct: Arc::new(Direct::new(&config)),
             writer,
             reader,
             clock: config.clock,
@@ -73,11 +79,47 @@ impl Sqlite {
     /// # Errors
     /// Another process held the file for longer than `busy_timeout`.
     pub async fn begin(&self) -> Result<Transaction<'static, Driver>, StoreError> {
+        let _turn = self.turn("begin").await?;
         // IMMEDIATE: a deferred transaction that becomes a writer fails at once, whatever the busy time-out.
         self.writer
             .begin_with("BEGIN IMMEDIATE")
             .await
             .map_err(|error| classify("begin", error))
+    }
+
+    /// Waits until nobody else of this process begins to write. To be kept until a transaction has begun or a statement
+    /// that commits by itself has ended.
+    pub(crate) async fn turn(&self, operation: &'static str) -> Result<OwnedSemaphorePermit, StoreError> {
+        self.direct.turn(operation).await
+    }
+
+    /// Runs `work` on a connection of our own, in a transaction of its own: see [`Direct::write`].
+    pub(crate) async fn write_directly<R: Send + 'static>(
+        &self,
+        operation: &'static str,
+        work: impl FnOnce(&Connection) -> Result<(R, Changed), StoreError> + Send + 'static,
+    ) -> Result<R, StoreError> {
+        let turn = self.turn(operation).await?;
+        if self.writer.num_idle() == 0 {
+            // The driver's transaction is still open. It is back before SQLite is asked, which would look for its end now
+            // and then; and nobody begins another one, for it is our turn.
+            drop(
+                self.writer
+                    .acquire()
+                    .await
+                    .map_err(|error| classify(operation, error))?,
+            );
+        }
+        self.direct.write(operation, turn, work).await
+    }
+
+    /// Runs `work` on what is committed now: see [`Direct::read`].
+    pub(crate) async fn read_directly<R: Send + 'static>(
+        &self,
+        operation: &'static str,
+        work: impl FnOnce(&Connection) -> Result<R, StoreError> + Send + 'static,
+    ) -> Result<R, StoreError> {
+        self.direct.read(operation, work).await
     }
 
     /// Commits.
@@ -102,6 +144,7 @@ impl Sqlite {
 
     /// Closes all connections; later calls fail.
     pub async fn close(&self) {
+        self.direct.close().await;
         self.reader.close().await;
         self.writer.close().await;
     }

@@ -5,7 +5,27 @@ use semel_core::{ErrorKind, StoreError};
 /// The kind of a failed statement or connection outside of a commit.
 #[must_use]
 pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
-    let (kind, message) = match code(&error) {
+    if matches!(error, sqlx::Error::Encode(_)) {
+        return StoreError::new(ErrorKind::Constraint, operation, "a value could not be sent")
+            .with_source(error);
+    }
+    let words = error.as_database_error().map(|error| error.message());
+    told(operation, code(&error), words).with_source(error)
+}
+
+/// The same of a connection of our own.
+pub(crate) fn direct_failed(operation: &'static str, error: rusqlite::Error) -> StoreError {
+    let words = match &error {
+        rusqlite::Error::SqliteFailure(_, words) => words.as_deref(),
+        rusqlite::Error::SqlInputError { msg, .. } => Some(msg.as_str()),
+        _ => None,
+    };
+    told(operation, direct_code(&error), words).with_source(error)
+}
+
+/// What SQLite's code and words mean.
+fn told(operation: &'static str, code: Option<i32>, words: Option<&str>) -> StoreError {
+    let (kind, message) = match code {
         // SQLITE_BUSY, SQLITE_LOCKED
         Some(5 | 6) => (
             ErrorKind::NotApplied,
@@ -38,7 +58,7 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
         ),
         // SQLITE_CONSTRAINT, SQLITE_MISMATCH; what a function says of a value is a plain SQLITE_ERROR
         Some(19 | 20) => (ErrorKind::Constraint, "a constraint or a type refused the data"),
-        Some(1) if refuses_data(&error) => (ErrorKind::Constraint, "a function refused the data"),
+        Some(1) if words.is_some_and(refuses_data) => (ErrorKind::Constraint, "a function refused the data"),
         // SQLITE_TOOBIG
         Some(18) => (ErrorKind::LimitExceeded, "a value is larger than SQLite allows"),
         // SQLITE_ERROR: in practice a missing table
@@ -46,20 +66,17 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
             ErrorKind::Schema,
             "the statement was refused; run `semel migrate` or Sqlite::migrate first",
         ),
-        None if matches!(error, sqlx::Error::Encode(_)) => {
-            (ErrorKind::Constraint, "a value could not be sent")
-        }
         _ => (
             ErrorKind::NotApplied,
             "SQLite gave no answer; nothing was committed",
         ),
     };
-    StoreError::new(kind, operation, message).with_source(error)
+    StoreError::new(kind, operation, message)
 }
 
 /// Whether a function's refusal blames the value that it was given, so that the same value would fail again. SQLite has
 /// no code for it: its words, as its source has them, tell it from a statement that is wrong.
-fn refuses_data(error: &sqlx::Error) -> bool {
+fn refuses_data(words: &str) -> bool {
     const OF_DATA: [&str; 8] = [
         "malformed JSON",
         "JSON path error",
@@ -70,22 +87,34 @@ fn refuses_data(error: &sqlx::Error) -> bool {
         "fts5: syntax error",
         "ESCAPE expression must be",
     ];
-    let words = error.as_database_error().map(|error| error.message());
-    words.is_some_and(|words| OF_DATA.iter().any(|start| words.starts_with(start)))
+    OF_DATA.iter().any(|start| words.starts_with(start))
 }
 
 /// The kind of a failed commit: certain refusals only where SQLite says so, everything else is unknown.
 #[must_use]
 pub fn commit_failed(operation: &'static str, error: sqlx::Error) -> StoreError {
-    match code(&error) {
-        Some(5 | 6 | 13 | 19) => classify(operation, error),
-        _ => StoreError::new(
-            ErrorKind::ReplyLost,
-            operation,
-            "the commit's answer is missing: look before repeating",
-        )
-        .with_source(error),
+    if is_refusal(code(&error)) {
+        return classify(operation, error);
     }
+    lost(operation).with_source(error)
+}
+
+/// The same of a connection of our own.
+pub(crate) fn direct_commit_failed(operation: &'static str, error: rusqlite::Error) -> StoreError {
+    if is_refusal(direct_code(&error)) {
+        return direct_failed(operation, error);
+    }
+    lost(operation).with_source(error)
+}
+
+/// Whether this answer to a commit says that nothing was committed.
+const fn is_refusal(code: Option<i32>) -> bool {
+    matches!(code, Some(5 | 6 | 13 | 19))
+}
+
+fn lost(operation: &'static str) -> StoreError {
+    let text = "the commit's answer is missing: look before repeating";
+    StoreError::new(ErrorKind::ReplyLost, operation, text)
 }
 
 /// Another connection holds the file (SQLITE_BUSY).
@@ -97,4 +126,57 @@ pub(crate) fn is_busy(error: &sqlx::Error) -> bool {
 fn code(error: &sqlx::Error) -> Option<i32> {
     let code = error.as_database_error()?.code()?.parse::<i32>().ok()?;
     Some(code & 0xff)
+}
+
+fn direct_code(error: &rusqlite::Error) -> Option<i32> {
+    use rusqlite::Error::{SqlInputError, SqliteFailure};
+    match error {
+        SqliteFailure(error, _) | SqlInputError { error, .. } => Some(error.extended_code & 0xff),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(code: i32, words: &str) -> rusqlite::Error {
+        rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), Some(words.to_owned()))
+    }
+
+    #[test]
+    fn a_commit_is_refused_only_where_sqlite_says_so_and_lost_otherwise() {
+        // SQLITE_BUSY, SQLITE_FULL, SQLITE_CONSTRAINT_FOREIGNKEY
+        for code in [5, 13, 787] {
+            let error = direct_commit_failed("claim", failure(code, ""));
+            assert_ne!(error.kind(), ErrorKind::ReplyLost, "{code}: {error}");
+        }
+        // SQLITE_IOERR, SQLITE_IOERR_FSYNC, SQLITE_CORRUPT, SQLITE_ERROR
+        for code in [10, 1034, 11, 1] {
+            let error = direct_commit_failed("claim", failure(code, ""));
+            assert_eq!(error.kind(), ErrorKind::ReplyLost, "{code}: {error}");
+        }
+        let error = direct_commit_failed("claim", rusqlite::Error::QueryReturnedNoRows);
+        assert_eq!(error.kind(), ErrorKind::ReplyLost);
+    }
+
+    #[test]
+    fn a_failed_statement_is_told_apart_by_its_code_and_words() {
+        let kinds = [
+            (5, "database is locked", ErrorKind::NotApplied),
+            (1, "no such table: semel_key", ErrorKind::Schema),
+            (1, "malformed JSON", ErrorKind::Constraint),
+            (1811, "RAISE", ErrorKind::Constraint),
+            (
+                1032,
+                "attempt to write a readonly database",
+                ErrorKind::Unavailable,
+            ),
+            (26, "file is not a database", ErrorKind::Corrupt),
+        ];
+        for (code, words, kind) in kinds {
+            let error = direct_failed("claim", failure(code, words));
+            assert_eq!(error.kind(), kind, "{code}: {error}");
+        }
+    }
 }

@@ -21,6 +21,7 @@
 
 mod config;
 mod db;
+mod direct;
 mod error;
 mod migrate;
 mod store;

@@ -1,6 +1,6 @@
 //! A batch on the desk: records read, decided one by one by the pure machine, to be written back at once.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use semel_core::claim::{
     Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement, Token,
@@ -10,7 +10,11 @@ use semel_core::limits::LimitExceeded;
 use semel_core::store::Replies;
 use semel_core::{Key, StoreError, Timestamp};
 
-use super::key_rows::Records;
+use super::key_table::KeyTable;
+use crate::direct::Changed;
+
+/// For what draws none.
+const NO_TOKEN: Token = Token(i64::MIN);
 
 /// One kind of transition: what it is called, what it concerns, and its pure machine.
 pub(super) struct Transition<T, R> {
@@ -85,78 +89,139 @@ pub(super) const READ: Transition<Key, Option<Record>> = Transition {
     },
 };
 
-/// Each key once.
-pub(super) fn distinct<'a>(keys: impl Iterator<Item = &'a Key>) -> Vec<&'a Key> {
-    let mut seen = HashSet::new();
-    keys.filter(|key| seen.insert(*key)).collect()
+/// What a batch of decisions came to, or why none of it holds.
+type Decided<R> = Result<R, StoreError>;
+
+/// One key of the batch.
+struct Slot {
+    key: Key,
+    /// The number of its row in the file.
+    row: Option<i64>,
+    /// What is known about it now, or why its row cannot be read.
+    record: Result<Option<Record>, StoreError>,
+    changed: bool,
 }
 
-/// Records, and what decisions have made of them so far.
-pub(super) struct Desk {
-    records: Records,
-    /// Keys whose records differ from what is stored.
-    pub(super) changed: HashSet<Key>,
+/// The records that a batch concerns, each read when it is first asked for, and what decisions have made of them so far.
+pub(super) struct Desk<'c> {
+    table: KeyTable<'c>,
+    places: HashMap<Key, usize>,
+    slots: Vec<Slot>,
     now: Timestamp,
-    last: Token,
+    /// The token drawn last, here or before, once that has been asked for.
+    last: Option<Token>,
+    drawn: bool,
 }
 
-impl Desk {
-    /// `last` is the token before the first that may be drawn.
-    pub(super) fn new(records: Records, now: Timestamp, last: Token) -> Self {
+impl<'c> Desk<'c> {
+    pub(super) fn new(table: KeyTable<'c>, now: Timestamp) -> Self {
         Self {
-            records,
-            changed: HashSet::new(),
+            table,
+            places: HashMap::new(),
+            slots: Vec::new(),
             now,
-            last,
+            last: None,
+            drawn: false,
         }
     }
 
     /// Decides a batch, in order.
-    pub(super) fn decide_all<T, R>(&mut self, items: &[T], transition: &Transition<T, R>) -> Replies<R> {
+    pub(super) fn decide_all<T, R>(
+        &mut self,
+        items: &[T],
+        transition: &Transition<T, R>,
+    ) -> Decided<Replies<R>> {
         items.iter().map(|item| self.decide(item, transition)).collect()
     }
 
-    /// Decides one item.
-    pub(super) fn decide<T, R>(&mut self, item: &T, transition: &Transition<T, R>) -> Result<R, StoreError> {
-        (transition.check)(item)?;
-        let key = (transition.key)(item);
-        let before = self.records.get(key).cloned().transpose()?;
-        let next = Token(self.last.0.saturating_add(1));
+    fn decide<T, R>(&mut self, item: &T, transition: &Transition<T, R>) -> Decided<Result<R, StoreError>> {
+        if let Err(limit) = (transition.check)(item) {
+            return Ok(Err(limit.into()));
+        }
+        let next = self.next_token(transition.draws)?;
+        let place = self.place((transition.key)(item))?;
+        let slot = &mut self.slots[place];
+        let before = match &slot.record {
+            Ok(record) => record,
+            Err(error) => return Ok(Err(error.clone())),
+        };
         let (after, reply) = (transition.step)(before.clone(), item, self.now, next);
         if step::changes(before.as_ref(), after.as_ref(), self.now) {
             let lease = after.as_ref().and_then(Record::lease);
-            if lease.is_some_and(|lease| lease.token == next) {
-                self.last = next;
+            if transition.draws && lease.is_some_and(|lease| lease.token == next) {
+                (self.last, self.drawn) = (Some(next), true);
             }
-            self.changed.insert(key.clone());
-            match after {
-                Some(record) => self.records.insert(key.clone(), Ok(record)),
-                None => self.records.remove(key),
-            };
+            (slot.record, slot.changed) = (Ok(after), true);
         }
-        Ok(reply)
+        Ok(Ok(reply))
     }
 
     /// The reply to one item, unless something would have to be written for it. Remembers nothing: of two items of one
     /// key neither sees what the other one would do.
     pub(super) fn look<T, R>(
-        &self,
+        &mut self,
         item: &T,
         transition: &Transition<T, R>,
-    ) -> Result<Option<R>, StoreError> {
-        (transition.check)(item)?;
-        let before = self.records.get((transition.key)(item)).cloned().transpose()?;
-        let (after, reply) = (transition.step)(before.clone(), item, self.now, self.last);
+    ) -> Decided<Result<Option<R>, StoreError>> {
+        if let Err(limit) = (transition.check)(item) {
+            return Ok(Err(limit.into()));
+        }
+        let place = self.place((transition.key)(item))?;
+        let before = match &self.slots[place].record {
+            Ok(record) => record,
+            Err(error) => return Ok(Err(error.clone())),
+        };
+        let (after, reply) = (transition.step)(before.clone(), item, self.now, NO_TOKEN);
         let changes = step::changes(before.as_ref(), after.as_ref(), self.now);
-        Ok((!changes).then_some(reply))
+        Ok(Ok((!changes).then_some(reply)))
     }
 
-    /// The records to write; `None` for one to remove.
-    pub(super) fn changed(mut self) -> Vec<(Key, Option<Record>)> {
-        let record = |key: Key| {
-            let record = self.records.remove(&key).and_then(Result::ok);
-            (key, record)
+    /// Writes what has changed.
+    pub(super) fn save(mut self) -> Decided<Changed> {
+        let mut changed = Changed::No;
+        for slot in self.slots.iter().filter(|slot| slot.changed) {
+            changed = Changed::Yes;
+            match (slot.row, slot.record.as_ref().ok().and_then(Option::as_ref)) {
+                (Some(row), Some(record)) => self.table.update(row, record)?,
+                (None, Some(record)) => self.table.insert(&slot.key, record)?,
+                (Some(row), None) => self.table.delete(row)?,
+                (None, None) => {}
+            }
+        }
+        if let Some(last) = self.last.filter(|_| self.drawn) {
+            self.table.set_token(last)?;
+        }
+        Ok(changed)
+    }
+
+    fn next_token(&mut self, draws: bool) -> Decided<Token> {
+        if !draws {
+            return Ok(NO_TOKEN);
+        }
+        let last = match self.last {
+            Some(last) => last,
+            None => *self.last.insert(self.table.last_token()?),
         };
-        self.changed.into_iter().map(record).collect()
+        Ok(Token(last.0.saturating_add(1)))
+    }
+
+    fn place(&mut self, key: &Key) -> Decided<usize> {
+        if let Some(place) = self.places.get(key) {
+            return Ok(*place);
+        }
+        let (row, record) = self
+            .table
+            .load(key)?
+            .map(|found| (found.row, found.record))
+            .unzip();
+        let place = self.slots.len();
+        self.places.insert(key.clone(), place);
+        self.slots.push(Slot {
+            key: key.clone(),
+            row,
+            record: record.transpose(),
+            changed: false,
+        });
+        Ok(place)
     }
 }

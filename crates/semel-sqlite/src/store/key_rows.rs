@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
-use semel_core::claim::row::Row;
 use semel_core::claim::{Record, StateName, Token};
 use semel_core::key::hex;
 use semel_core::store::{KeyQuery, Usage};
@@ -12,32 +11,20 @@ use semel_core::{ErrorKind, Key, Scope, StoreError, Timestamp};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{Error, Row as _};
 
+use super::key_record;
 use crate::error::classify;
 
 // Keys travel as JSON, in which bytes must be hexadecimal.
-const LOAD: &str =
-    "SELECT j.key, k.state, k.fingerprint, k.token, k.nonce, k.hold, k.extended, k.attempt, k.until,
-  k.outcome_code, k.outcome, k.digest, k.tombstone_until, k.withdrawn, k.withdrawn_until, k.due_at
-FROM json_each(?1) AS j
+const LOAD: &str = "SELECT j.key, k.state, k.record, k.outcome FROM json_each(?1) AS j
 CROSS JOIN semel_key AS k ON k.scope = unhex(j.value ->> 0) AND k.id = unhex(j.value ->> 1)";
 
-const DRAW: &str = "UPDATE semel_token SET token = token + ?2 WHERE one = 1 RETURNING token";
-
-static LOAD_AND_DRAW: LazyLock<String> = LazyLock::new(|| format!("{DRAW};\n{LOAD}"));
-
-const SAVE_INTO: &str =
-    "INSERT INTO semel_key (scope, id, state, fingerprint, token, nonce, hold, extended, attempt,
-  until, outcome_code, outcome, digest, tombstone_until, withdrawn, withdrawn_until, due_at)
-VALUES ";
-const SAVE_ROW: &str = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+const SAVE_INTO: &str = "INSERT INTO semel_key (scope, id, state, due_at, record, outcome) VALUES ";
+const SAVE_ROW: &str = "(?, ?, ?, ?, ?, ?)";
 const SAVE_OVER: &str = "
-ON CONFLICT (scope, id) DO UPDATE SET state = excluded.state, fingerprint = excluded.fingerprint,
-  token = excluded.token, nonce = excluded.nonce, hold = excluded.hold, extended = excluded.extended,
-  attempt = excluded.attempt, until = excluded.until, outcome_code = excluded.outcome_code,
-  outcome = excluded.outcome, digest = excluded.digest, tombstone_until = excluded.tombstone_until,
-  withdrawn = excluded.withdrawn, withdrawn_until = excluded.withdrawn_until, due_at = excluded.due_at";
+ON CONFLICT (scope, id) DO UPDATE SET state = excluded.state, due_at = excluded.due_at, record = excluded.record,
+  outcome = excluded.outcome";
 
-/// Statements that save so many records: each call to the driver is a message to its thread and back. 256 records of 17
+/// Statements that save so many records: each call to the driver is a message to its thread and back. 256 records of 6
 /// columns are far below SQLite's 32 766 variables.
 static SAVE: LazyLock<Vec<(usize, String)>> = LazyLock::new(|| {
     let statement = |count: usize| {
@@ -88,36 +75,6 @@ pub(crate) async fn load(
     records(operation, keys, &rows)
 }
 
-/// The same, and so many tokens, in one message to the driver's thread: also the last token before them. Inside a writing
-/// transaction nobody else draws one.
-pub(crate) async fn load_and_draw(
-    db: &mut SqliteConnection,
-    operation: &'static str,
-    keys: &[&Key],
-    tokens: usize,
-) -> Result<(Records, Token), StoreError> {
-    let failed = |error| classify(operation, error);
-    let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
-    let rows = sqlx::query(LOAD_AND_DRAW.as_str())
-        .bind(as_json(keys))
-        .bind(tokens)
-        .fetch_all(db)
-        .await
-        .map_err(failed)?;
-    // A record has more columns: without its row the token must not be taken from one.
-    let first = rows.split_first().filter(|(row, _)| row.len() == 1);
-    let (token, rows) = first.ok_or_else(|| {
-        let text = "the table semel_token has lost its row; put it back (one = 1) with a token above all that \
-            were handed out";
-        StoreError::new(ErrorKind::Schema, operation, text)
-    })?;
-    let last: i64 = token.try_get(0).map_err(failed)?;
-    Ok((
-        records(operation, keys, rows)?,
-        Token(last.saturating_sub(tokens)),
-    ))
-}
-
 fn as_json(keys: &[&Key]) -> String {
     let mut json = String::from("[");
     for (n, key) in keys.iter().enumerate() {
@@ -137,7 +94,7 @@ fn records(operation: &'static str, keys: &[&Key], rows: &[SqliteRow]) -> Result
             let n: i64 = row.try_get(0).map_err(failed)?;
             let key = usize::try_from(n).ok().and_then(|n| keys.get(n));
             let key = key.ok_or_else(|| failed(Error::RowNotFound))?;
-            Ok(((*key).clone(), record(row, 1).map_err(failed)?.try_into()))
+            Ok(((*key).clone(), record(row).map_err(failed)?))
         })
         .collect()
 }
@@ -160,37 +117,33 @@ pub(crate) async fn save(
     let kept = records
         .iter()
         .filter_map(|(key, record)| Some((key, record.as_ref()?)));
-    let mut rows: Vec<(&Key, Row)> = kept.map(|(key, record)| (key, Row::from(record))).collect();
+    let mut rows: Vec<(&Key, &Record)> = kept.collect();
     while let Some((count, statement)) = save_next(rows.len()) {
         if rows.len() < count
-            && let Some(last) = rows.last().cloned()
+            && let Some(last) = rows.last().copied()
         {
             rows.resize(count, last);
         }
         let mut query = sqlx::query(statement);
-        for (key, row) in rows.drain(rows.len() - count..) {
+        for (key, record) in rows.drain(rows.len() - count..) {
             query = query
                 .bind(key.scope().as_bytes())
                 .bind(key.id())
-                .bind(row.state)
-                .bind(row.fingerprint)
-                .bind(row.token)
-                .bind(row.nonce)
-                .bind(row.hold)
-                .bind(row.extended)
-                .bind(row.attempt)
-                .bind(row.until)
-                .bind(row.outcome_code)
-                .bind(row.outcome)
-                .bind(row.digest)
-                .bind(row.tombstone_until)
-                .bind(row.withdrawn)
-                .bind(row.withdrawn_until)
-                .bind(row.due_at);
+                .bind(key_record::state(record))
+                .bind(record.due().map(|due| due.0))
+                .bind(key_record::pack(record))
+                .bind(key_record::outcome(record));
         }
         query.execute(&mut *db).await.map_err(failed)?;
     }
     Ok(())
+}
+
+/// The file says no longer which tokens were handed out.
+pub(super) fn token_is_lost(operation: &'static str) -> StoreError {
+    let text = "the table semel_token has lost its row; put it back (one = 1) with a token above all that \
+        were handed out";
+    StoreError::new(ErrorKind::Schema, operation, text)
 }
 
 /// The token drawn last.
@@ -305,27 +258,11 @@ fn keyed(row: &SqliteRow, operation: &'static str) -> Result<(Key, Record), Stor
     let failed = |error| classify(operation, error);
     let scope = Scope::new(row.try_get::<&[u8], _>("scope").map_err(failed)?)?;
     let key = Key::new(scope, row.try_get::<&[u8], _>("id").map_err(failed)?)?;
-    // `k.*` begins with scope and id.
-    Ok((key, record(row, 2).map_err(failed)?.try_into()?))
+    Ok((key, record(row).map_err(failed)??))
 }
 
-/// The columns from `state` on, in the order of the table; `state` is the column of that number.
-fn record(row: &SqliteRow, state: usize) -> Result<Row, Error> {
-    Ok(Row {
-        state: row.try_get(state)?,
-        fingerprint: row.try_get(state + 1)?,
-        token: row.try_get(state + 2)?,
-        nonce: row.try_get(state + 3)?,
-        hold: row.try_get(state + 4)?,
-        extended: row.try_get(state + 5)?,
-        attempt: row.try_get(state + 6)?,
-        until: row.try_get(state + 7)?,
-        outcome_code: row.try_get(state + 8)?,
-        outcome: row.try_get(state + 9)?,
-        digest: row.try_get(state + 10)?,
-        tombstone_until: row.try_get(state + 11)?,
-        withdrawn: row.try_get(state + 12)?,
-        withdrawn_until: row.try_get(state + 13)?,
-        due_at: row.try_get(state + 14)?,
-    })
+fn record(row: &SqliteRow) -> Result<Result<Record, StoreError>, Error> {
+    let state = row.try_get("state")?;
+    let outcome: Option<&[u8]> = row.try_get("outcome")?;
+    Ok(key_record::unpack(state, row.try_get("record")?, outcome))
 }

@@ -3,10 +3,12 @@
 //! A batch is one `BEGIN IMMEDIATE` transaction: records read, decided by the pure machine, written back. What needs
 //! no write (a replay, a duplicate of a running key) is answered by a reading connection and waits for no writer.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use semel_core::claim::{
     Abandonment, Claim, ClaimReply, Completion, Extension, LeaseReply, Record, Release, Settlement,
-    SweepReport, Token,
+    SweepReport,
 };
 use semel_core::limits;
 use semel_core::store::{
@@ -16,8 +18,9 @@ use semel_core::{Key, Scope, StoreError, crash_point};
 use sqlx::Transaction;
 use sqlx::pool::PoolConnection;
 
-use super::key_desk::{ABANDON, CLAIM, COMPLETE, Desk, EXTEND, READ, RELEASE, SETTLE, Transition, distinct};
-use super::key_rows::{self, Records};
+use super::key_desk::{ABANDON, CLAIM, COMPLETE, Desk, EXTEND, READ, RELEASE, SETTLE, Transition};
+use super::key_rows;
+use super::key_table::KeyTable;
 use crate::db::Sqlite;
 use crate::error::classify;
 
@@ -145,17 +148,11 @@ impl KeyStore for Sqlite {
     }
 
     async fn look_many(&self, claims: &[Claim]) -> Replies<Option<ClaimReply>> {
-        let keys: Vec<&Key> = claims.iter().map(|claim| &claim.key).collect();
-        let records = match limits::check_batch(claims.len()) {
-            Ok(()) => self.look("claim", &keys).await,
+        let looked = match limits::check_batch(claims.len()) {
+            Ok(()) => self.look(claims, &CLAIM).await,
             Err(limit) => Err(limit.into()),
         };
-        let records = match records {
-            Ok(records) => records,
-            Err(error) => return claims.iter().map(|_| Err(error.clone())).collect(),
-        };
-        let desk = Desk::new(records, self.now(), Token(i64::MIN));
-        claims.iter().map(|claim| desk.look(claim, &CLAIM)).collect()
+        looked.unwrap_or_else(|error| claims.iter().map(|_| Err(error.clone())).collect())
     }
 }
 
@@ -187,13 +184,11 @@ impl Sqlite {
         reader.map_err(|error| classify(operation, error))
     }
 
-    /// The records as a reading connection sees them.
-    async fn look(&self, operation: &'static str, keys: &[&Key]) -> Result<Records, StoreError> {
-        let mut reader = self.reading(operation).await?;
-        key_rows::load(&mut reader, operation, keys).await
-    }
-
-    async fn run<T: Sync, R: Send>(&self, items: &[T], transition: &Transition<T, R>) -> Replies<R> {
+    async fn run<T, R>(&self, items: &[T], transition: &'static Transition<T, R>) -> Replies<R>
+    where
+        T: Clone + Send + Sync + 'static,
+        R: Send + 'static,
+    {
         let result = match limits::check_batch(items.len()) {
             Ok(()) => self.try_run(items, transition).await,
             Err(limit) => Err(limit.into()),
@@ -201,81 +196,62 @@ impl Sqlite {
         result.unwrap_or_else(|error| items.iter().map(|_| Err(error.clone())).collect())
     }
 
-    async fn try_run<T: Sync, R: Send>(
+    async fn try_run<T, R>(
         &self,
         items: &[T],
-        transition: &Transition<T, R>,
-    ) -> Result<Replies<R>, StoreError> {
-        let operation = transition.operation;
-        let keys = distinct(items.iter().map(transition.key));
-        let records = self.look(operation, &keys).await?;
-        let mut desk = Desk::new(records, self.now(), Token(i64::MIN));
-        let replies = desk.decide_all(items, transition);
-        if desk.changed.is_empty() {
-            return Ok(replies);
+        transition: &'static Transition<T, R>,
+    ) -> Result<Replies<R>, StoreError>
+    where
+        T: Clone + Send + Sync + 'static,
+        R: Send + 'static,
+    {
+        let looked = self.look(items, transition).await?;
+        if looked.iter().all(|reply| !matches!(reply, Ok(None))) {
+            return Ok(looked.into_iter().filter_map(Result::transpose).collect());
         }
         // Something would change: ask again where nobody else writes.
-        let mut tx = self.begin().await?;
-        let tokens = if transition.draws { items.len() } else { 0 };
-        let mut desk = self.desk(&mut tx, operation, &keys, tokens).await?;
-        let replies = desk.decide_all(items, transition);
-        self.save(tx, operation, desk).await?;
-        Ok(replies)
+        let (items, operation, clock) = (items.to_vec(), transition.operation, Arc::clone(&self.clock));
+        self.write_directly(operation, move |db| {
+            let mut desk = Desk::new(KeyTable::new(db, operation)?, clock.now());
+            let replies = desk.decide_all(&items, transition)?;
+            Ok((replies, desk.save()?))
+        })
+        .await
+    }
+
+    /// Replies to what needs no write, as a reading connection sees it.
+    async fn look<T, R>(
+        &self,
+        items: &[T],
+        transition: &'static Transition<T, R>,
+    ) -> Result<Replies<Option<R>>, StoreError>
+    where
+        T: Clone + Send + Sync + 'static,
+        R: Send + 'static,
+    {
+        let (items, operation, clock) = (items.to_vec(), transition.operation, Arc::clone(&self.clock));
+        self.read_directly(operation, move |db| {
+            let mut desk = Desk::new(KeyTable::new(db, operation)?, clock.now());
+            items.iter().map(|item| desk.look(item, transition)).collect()
+        })
+        .await
     }
 
     /// All kinds in one commit.
     async fn transact(&self, batch: &MixedBatch) -> Result<MixedReplies, StoreError> {
-        let operation = "transact";
-        let keys = distinct(
-            (batch.completions.iter().map(COMPLETE.key))
-                .chain(batch.releases.iter().map(RELEASE.key))
-                .chain(batch.abandonments.iter().map(ABANDON.key))
-                .chain(batch.settlements.iter().map(SETTLE.key))
-                .chain(batch.extensions.iter().map(EXTEND.key))
-                .chain(batch.claims.iter().map(CLAIM.key)),
-        );
-        let mut tx = self.begin().await?;
-        let mut desk = self.desk(&mut tx, operation, &keys, batch.claims.len()).await?;
-        let replies = MixedReplies {
-            completions: desk.decide_all(&batch.completions, &COMPLETE),
-            releases: desk.decide_all(&batch.releases, &RELEASE),
-            abandonments: desk.decide_all(&batch.abandonments, &ABANDON),
-            settlements: desk.decide_all(&batch.settlements, &SETTLE),
-            extensions: desk.decide_all(&batch.extensions, &EXTEND),
-            claims: desk.decide_all(&batch.claims, &CLAIM),
-        };
-        self.save(tx, operation, desk).await?;
-        Ok(replies)
-    }
-
-    /// The records of these keys, and so many tokens, inside the writer's transaction.
-    async fn desk(
-        &self,
-        tx: &mut Transaction<'static, sqlx::Sqlite>,
-        operation: &'static str,
-        keys: &[&Key],
-        tokens: usize,
-    ) -> Result<Desk, StoreError> {
-        let (records, last) = if tokens == 0 {
-            (key_rows::load(tx, operation, keys).await?, Token(i64::MIN))
-        } else {
-            key_rows::load_and_draw(tx, operation, keys, tokens).await?
-        };
-        Ok(Desk::new(records, self.now(), last))
-    }
-
-    /// Writes what has changed and commits.
-    async fn save(
-        &self,
-        mut tx: Transaction<'static, sqlx::Sqlite>,
-        operation: &'static str,
-        desk: Desk,
-    ) -> Result<(), StoreError> {
-        let changed = desk.changed();
-        if changed.is_empty() {
-            return rolled_back(tx, operation).await;
-        }
-        key_rows::save(&mut tx, operation, &changed).await?;
-        self.commit(tx).await
+        let (batch, operation, clock) = (batch.clone(), "transact", Arc::clone(&self.clock));
+        self.write_directly(operation, move |db| {
+            let mut desk = Desk::new(KeyTable::new(db, operation)?, clock.now());
+            let replies = MixedReplies {
+                completions: desk.decide_all(&batch.completions, &COMPLETE)?,
+                releases: desk.decide_all(&batch.releases, &RELEASE)?,
+                abandonments: desk.decide_all(&batch.abandonments, &ABANDON)?,
+                settlements: desk.decide_all(&batch.settlements, &SETTLE)?,
+                extensions: desk.decide_all(&batch.extensions, &EXTEND)?,
+                claims: desk.decide_all(&batch.claims, &CLAIM)?,
+            };
+            Ok((replies, desk.save()?))
+        })
+        .await
     }
 }

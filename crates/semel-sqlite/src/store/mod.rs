@@ -2,7 +2,9 @@
 
 mod inbox;
 mod key_desk;
+mod key_record;
 pub(crate) mod key_rows;
+mod key_table;
 mod keys;
 mod outbox;
 mod outbox_rows;

@@ -187,6 +187,7 @@ impl OutboxStore for Sqlite {
             Some(first) => (prev, Some(cur), first - 1, from.batch_no + 1),
             None => (cur, None, 0, from.batch_no),
         };
+        let turn = self.turn("open_batch").await?;
         let row = sqlx::query(AssertSqlSafe(sql))
             .bind(&lease.shard.stream)
             .bind(lease.shard.index)
@@ -200,6 +201,7 @@ impl OutboxStore for Sqlite {
             .fetch_optional(&self.writer)
             .await
             .map_err(failed)?;
+        drop(turn);
         match row {
             Some(row) => {
                 let cursor = shard(&row)?.cursor;
@@ -283,7 +285,9 @@ impl OutboxStore for Sqlite {
             .bind(next.version)
             .bind(next.suspect);
         if save.exceptions.is_empty() {
+            let turn = self.turn("save_cursor").await?;
             let done = update.execute(&self.writer).await.map_err(failed)?;
+            drop(turn);
             return if done.rows_affected() == 1 {
                 Ok(Guarded::Done(next))
             } else {
@@ -355,6 +359,7 @@ impl OutboxStore for Sqlite {
             return Ok(0);
         }
         let sql = format!("DELETE FROM semel_outbox WHERE id IN ({doomed})");
+        let _turn = self.turn("clean").await?;
         let done = sqlx::query(AssertSqlSafe(sql))
             .bind(before)
             .bind(limit)

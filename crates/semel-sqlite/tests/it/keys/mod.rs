@@ -5,6 +5,7 @@ mod history;
 mod laws;
 mod once;
 mod trouble;
+mod turns;
 
 use std::sync::Arc;
 

@@ -84,7 +84,7 @@ async fn a_row_that_cannot_be_read_is_passed_over_by_the_sweep() {
     }
     // Its lease ends first.
     let mut tx = db.begin().await.unwrap();
-    sqlx::query("UPDATE semel_key SET nonce = x'01', due_at = due_at - 1000 WHERE id = ?1")
+    sqlx::query("UPDATE semel_key SET record = x'01', due_at = due_at - 1000 WHERE id = ?1")
         .bind(claims[0].key.id())
         .execute(&mut *tx)
         .await
