@@ -48,4 +48,4 @@ pub use batch::{BatchOptions, settle_batch};
 pub use delivery::{Delivery, DeliveryError};
 pub use message::{Handler, Message};
 pub use receive::{HandlerError, ReceiveError, ReceiveOptions, Received, receive, receive_with};
-pub use redrive::{FAILURES_REPORTED_MAX, Redriven, StillParked, discard, redrive};
+pub use redrive::{KEYS_FAILED_MAX, Redriven, StillParked, Tried, discard, redrive, redrive_after};

@@ -10,19 +10,27 @@ use crate::batch::BatchOptions;
 use crate::message::{Handler, Message};
 use crate::receive::{HandlerError, roll_back};
 
-/// Messages that [`Redriven::failed`] names at most; [`Redriven::keys_failed`] counts them all.
-pub const FAILURES_REPORTED_MAX: usize = 100;
+/// Keys that one call of [`redrive`] finds failing before it ends: their cause is not mended, and each costs a transaction
+/// and a run of the handler.
+pub const KEYS_FAILED_MAX: usize = 100;
 
 /// What [`redrive`] has come to.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Redriven {
     /// So many messages are parked no more: they were handled, or had been before.
     pub settled: usize,
-    /// So many keys (and messages without one) have a first message that failed again. It and those behind it stay parked.
+    /// So many keys (and messages without one) have a first message that failed again, at most [`KEYS_FAILED_MAX`]. It and
+    /// those behind it stay parked.
     pub keys_failed: usize,
-    /// These messages, the longest parked first, at most [`FAILURES_REPORTED_MAX`].
+    /// These messages, the longest parked first.
     pub failed: Vec<StillParked>,
+    /// Where [`redrive_after`] goes on with keys that were not tried; `None` when every key was.
+    pub next: Option<Tried>,
 }
+
+/// How far [`redrive`] has come: keys parked up to here were tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tried(i64);
 
 /// A parked message that failed again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +44,8 @@ pub struct StillParked {
 }
 
 /// Handles up to `limit` parked messages after their cause was mended: key by key, the longest parked one first, each
-/// key's messages in order. Call it until [`Redriven::settled`] is 0.
+/// key's messages in order. It ends earlier when [`KEYS_FAILED_MAX`] keys have failed again. While [`Redriven::next`] says
+/// that there are more, [`redrive_after`] goes on with them.
 ///
 /// # Guarantees
 /// - A message leaves the list in the transaction that holds what its handler wrote, marked where ids are marked.
@@ -54,21 +63,39 @@ pub async fn redrive<S: InboxStore, H: Handler<S> + ?Sized>(
     options: &BatchOptions,
     limit: u32,
 ) -> Result<Redriven, StoreError> {
+    redrive_after(store, handler, options, Tried(0), limit).await
+}
+
+/// [`redrive`] with the keys that an earlier call has not tried: those that failed in it are not tried again.
+///
+/// # Errors
+/// As [`redrive`].
+pub async fn redrive_after<S: InboxStore, H: Handler<S> + ?Sized>(
+    store: &S,
+    handler: &H,
+    options: &BatchOptions,
+    tried: Tried,
+    limit: u32,
+) -> Result<Redriven, StoreError> {
     let retention = retention_ms(options.retention)?;
     let limit = limit.clamp(1, semel_core::limits::BATCH_ITEMS_MAX as u32) as usize;
     let mut done = Redriven::default();
     // Keys whose first message is not behind this one have been tried.
-    let mut after = 0;
+    let Tried(mut after) = tried;
     let mut at_once = limit;
-    while done.settled < limit {
+    loop {
+        if done.settled >= limit || done.failed.len() >= KEYS_FAILED_MAX {
+            done.next = Some(Tried(after));
+            break;
+        }
         let size = at_once.min(limit - done.settled);
         match one_key(store, handler, options, retention, after, size).await? {
-            Tried::NothingLeft => break,
-            Tried::Settled { messages: 0, first } => after = first,
-            Tried::Settled { messages, .. } => done.settled += messages,
+            Turn::NothingLeft => break,
+            Turn::Settled { messages: 0, first } => after = first,
+            Turn::Settled { messages, .. } => done.settled += messages,
             // One of several: from here on one at a time, until it is met again.
-            Tried::Failed { several: true, .. } => at_once = 1,
-            Tried::Failed {
+            Turn::Failed { several: true, .. } => at_once = 1,
+            Turn::Failed {
                 message, why, first, ..
             } => {
                 tracing::warn!(
@@ -81,10 +108,8 @@ pub async fn redrive<S: InboxStore, H: Handler<S> + ?Sized>(
                     "a parked message fails again and stays parked"
                 );
                 done.keys_failed += 1;
-                if done.failed.len() < FAILURES_REPORTED_MAX {
-                    let (id, key) = (message.id, message.key);
-                    done.failed.push(StillParked { id, key, why });
-                }
+                let (id, key) = (message.id, message.key);
+                done.failed.push(StillParked { id, key, why });
                 after = first;
                 at_once = limit;
             }
@@ -94,7 +119,7 @@ pub async fn redrive<S: InboxStore, H: Handler<S> + ?Sized>(
 }
 
 /// What one transaction has come to.
-enum Tried {
+enum Turn {
     NothingLeft,
     Settled {
         messages: usize,
@@ -115,7 +140,7 @@ async fn one_key<S: InboxStore, H: Handler<S> + ?Sized>(
     retention: i64,
     after: i64,
     size: usize,
-) -> Result<Tried, StoreError> {
+) -> Result<Turn, StoreError> {
     let mut tx = store.begin_inbox().await?;
     let size = u32::try_from(size).unwrap_or(u32::MAX);
     let taken = match store.take_parked(&mut tx, &options.scope, after, size).await {
@@ -127,7 +152,7 @@ async fn one_key<S: InboxStore, H: Handler<S> + ?Sized>(
     };
     let Some(taken) = taken else {
         roll_back(store, tx).await;
-        return Ok(Tried::NothingLeft);
+        return Ok(Turn::NothingLeft);
     };
     let first = taken.first;
     let mut messages: Vec<Message> = taken.messages.into_iter().map(Message::from).collect();
@@ -139,7 +164,7 @@ async fn one_key<S: InboxStore, H: Handler<S> + ?Sized>(
         Ok(()) => match store.commit_inbox(tx).await {
             Ok(()) => {
                 let messages = messages.len();
-                return Ok(Tried::Settled { messages, first });
+                return Ok(Turn::Settled { messages, first });
             }
             Err(error) => HandlerError::Store(error),
         },
@@ -151,11 +176,11 @@ async fn one_key<S: InboxStore, H: Handler<S> + ?Sized>(
     };
     if messages.is_empty() {
         // Nothing was handed over, so no message can have failed.
-        return Ok(Tried::Settled { messages: 0, first });
+        return Ok(Turn::Settled { messages: 0, first });
     }
     let several = messages.len() > 1;
     let message = messages.swap_remove(0);
-    Ok(Tried::Failed {
+    Ok(Turn::Failed {
         several,
         message,
         why,

@@ -12,7 +12,10 @@ use semel_core::inbox::run::{Committed, End};
 use semel_core::inbox::{AdvancePosition, AssignPosition, Poison, Position, PositionKey};
 use semel_core::store::InboxStore;
 use semel_core::{Nonce, Scope, Timestamp};
-use semel_inbox::{BatchOptions, Handler, HandlerError, Message, Redriven, discard, redrive, settle_batch};
+use semel_inbox::{
+    BatchOptions, Handler, HandlerError, KEYS_FAILED_MAX, Message, Redriven, discard, redrive, redrive_after,
+    settle_batch,
+};
 use semel_postgres::Postgres;
 use semel_sqlite::Sqlite;
 use semel_testkit::proxy::Proxy;

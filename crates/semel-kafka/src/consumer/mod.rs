@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use semel_core::store::{InboxStore, Parked};
 use semel_core::{ErrorKind, StoreError};
-use semel_inbox::{Handler, Redriven};
+use semel_inbox::{Handler, Redriven, Tried};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -112,13 +112,23 @@ impl<S: InboxStore, H: Handler<S>> Consumer<S, H> {
         })
     }
 
-    /// Handles up to `limit` parked messages after their cause was mended: see [`semel_inbox::redrive`]. Call it until
-    /// [`Redriven::settled`] is 0. It may run beside [`Consumer::run`], also in another process.
+    /// Handles up to `limit` parked messages after their cause was mended: see [`semel_inbox::redrive`]. While
+    /// [`Redriven::next`] says that there are more, [`Consumer::redrive_after`] goes on with them. It may run beside
+    /// [`Consumer::run`], also in another process.
     ///
     /// # Errors
     /// The store's; what was not settled before stays parked then.
     pub async fn redrive(&self, limit: u32) -> Result<Redriven, StoreError> {
         semel_inbox::redrive(&*self.store, &*self.handler, &self.config.batch_options(), limit).await
+    }
+
+    /// Goes on where an earlier call has ended: see [`semel_inbox::redrive_after`].
+    ///
+    /// # Errors
+    /// As [`Consumer::redrive`].
+    pub async fn redrive_after(&self, tried: Tried, limit: u32) -> Result<Redriven, StoreError> {
+        let options = self.config.batch_options();
+        semel_inbox::redrive_after(&*self.store, &*self.handler, &options, tried, limit).await
     }
 
     /// Takes one parked message out of the list for good, by a person's decision: see [`semel_inbox::discard`].

@@ -71,3 +71,26 @@ async fn a_call_settles_no_more_than_its_limit() {
     }
     assert_eq!(w.entries().await, ["mended", "a", "b"]);
 }
+
+/// A thousand keys whose cause is not mended must not keep one call busy for hours, nor those behind them from being tried.
+#[tokio::test]
+async fn a_call_ends_when_so_many_keys_have_failed_and_the_next_goes_on_behind_them() {
+    let bad: Vec<String> = (0..=KEYS_FAILED_MAX).map(|n| format!("k{n}:refuse")).collect();
+    let mut messages: Vec<&str> = bad.iter().map(String::as_str).collect();
+    messages.extend(["l:refuse", "l:c"]);
+    let w = parked(&messages).await;
+    let first = redrive(&w.store, &w.ledger, &w.options, 2).await.unwrap();
+    assert_eq!((first.settled, first.keys_failed), (0, KEYS_FAILED_MAX));
+    assert_eq!(first.failed.len(), KEYS_FAILED_MAX);
+    // Only the key behind them is new, and one that is mended; then nothing is left to try.
+    let fixed = Fixed(Ledger::default());
+    let rest = redrive_after(&w.store, &fixed, &w.options, first.next.unwrap(), 3)
+        .await
+        .unwrap();
+    assert_eq!((rest.settled, rest.keys_failed), (3, 0));
+    assert_eq!(w.entries().await, ["mended", "mended", "c"]);
+    let end = redrive_after(&w.store, &fixed, &w.options, rest.next.unwrap(), 3)
+        .await
+        .unwrap();
+    assert_eq!(end, Redriven::default());
+}
