@@ -22,20 +22,90 @@ pub struct Closed {
     pub next: Option<Bytes>,
 }
 
+/// Why a closing stopped, and what it had done: the store's error alone would be read as "nothing was done".
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{source}; {}", self.done())]
+pub struct CloseError {
+    closed: u64,
+    perhaps: u64,
+    #[source]
+    source: StoreError,
+}
+
+impl CloseError {
+    const fn before(source: StoreError) -> Self {
+        Self {
+            closed: 0,
+            perhaps: 0,
+            source,
+        }
+    }
+
+    /// Keys that were closed before it stopped; they stay closed.
+    #[must_use]
+    pub const fn closed(&self) -> u64 {
+        self.closed
+    }
+
+    /// Keys that may have been closed as well: the answer was lost, or somebody changed them in between.
+    #[must_use]
+    pub const fn perhaps(&self) -> u64 {
+        self.perhaps
+    }
+
+    /// What the store said.
+    #[must_use]
+    pub const fn store(&self) -> &StoreError {
+        &self.source
+    }
+
+    /// What a caller may do next: `Later` only where nothing was done. Closing again is always safe.
+    #[must_use]
+    pub fn retry(&self) -> Retry {
+        match self.source.retry() {
+            Retry::Later if self.closed + self.perhaps > 0 => Retry::OutcomeUnknown,
+            retry => retry,
+        }
+    }
+
+    fn done(&self) -> String {
+        match (self.closed, self.perhaps) {
+            (0, 0) if self.source.retry() == Retry::OutcomeUnknown => {
+                "no key is known to be closed".to_owned()
+            }
+            (0, 0) => "no key was closed".to_owned(),
+            (closed, 0) => format!("{closed} keys were closed before that, and stay closed"),
+            (closed, perhaps) => {
+                format!("{closed} keys were closed before that, and stay closed; {perhaps} more may be")
+            }
+        }
+    }
+}
+
+impl From<CloseError> for StoreError {
+    /// An error of the store's kind that says what was done; `ReplyLost` where the store's says that nothing was.
+    fn from(error: CloseError) -> Self {
+        let kind = match error.retry() {
+            Retry::OutcomeUnknown => ErrorKind::ReplyLost,
+            Retry::Never | Retry::Later => error.source.kind(),
+        };
+        Self::new(kind, "close", error.to_string()).with_source(error)
+    }
+}
+
 /// One step of closing a scope: at most `limit` of its records. Go on while there is [`Closed::next`], and begin again
 /// until a whole pass has closed nothing and found nothing changed; [`close_scope`] does that.
 ///
 /// # Errors
-/// The store's. What was closed stays closed: the step may be repeated. `ReplyLost` where some keys were closed and the
-/// store failed the others: any other error that says "later" means that nothing was done.
+/// The store's, with what was done before. What was closed stays closed: the step may be repeated.
 pub async fn close_some(
     store: &dyn KeyStore,
     scope: &Scope,
     keep: Keep,
     from: Option<Bytes>,
     limit: u32,
-) -> Result<Closed, StoreError> {
-    keep.check()?;
+) -> Result<Closed, CloseError> {
+    keep.check().map_err(|limit| CloseError::before(limit.into()))?;
     let page = store
         .list(&KeyQuery {
             scope: Some(scope.clone()),
@@ -43,7 +113,8 @@ pub async fn close_some(
             from,
             limit,
         })
-        .await?;
+        .await
+        .map_err(CloseError::before)?;
     let settlements: Vec<Settlement> = page
         .records
         .into_iter()
@@ -77,15 +148,11 @@ pub async fn close_some(
     }
     match failed {
         None => Ok(step),
-        // Nobody may read it as "nothing was done".
-        Some(error) if step.closed + step.changed > 0 && error.retry() == Retry::Later => {
-            let text = format!(
-                "{} keys of the step were closed, and the store failed others",
-                step.closed
-            );
-            Err(StoreError::new(ErrorKind::ReplyLost, "close", text).with_source(error))
-        }
-        Some(error) => Err(error),
+        Some(source) => Err(CloseError {
+            closed: step.closed,
+            perhaps: step.changed,
+            source,
+        }),
     }
 }
 
@@ -101,7 +168,8 @@ pub async fn close_some(
 /// What was closed stays closed; run it again.
 ///
 /// # Errors
-/// The store's; and `NotApplied` when after [`PASSES_MAX`] passes the scope still changes.
+/// The store's, with the number of keys that were closed before; `NotApplied` when after [`PASSES_MAX`] passes the scope still
+/// changes.
 ///
 /// ```
 /// # async fn f(store: semel_sqlite::Sqlite) -> Result<(), semel_core::StoreError> {
@@ -111,12 +179,16 @@ pub async fn close_some(
 /// println!("{closed} keys");
 /// # Ok(()) }
 /// ```
-pub async fn close_scope(store: &dyn KeyStore, scope: &Scope, keep: Keep) -> Result<u64, StoreError> {
+pub async fn close_scope(store: &dyn KeyStore, scope: &Scope, keep: Keep) -> Result<u64, CloseError> {
     let mut closed = 0;
     for _ in 0..PASSES_MAX {
         let (mut from, mut still) = (None, false);
         loop {
-            let step = close_some(store, scope, keep, from, STEP_RECORDS).await?;
+            let step = close_some(store, scope, keep, from, STEP_RECORDS).await;
+            let step = step.map_err(|error| CloseError {
+                closed: closed + error.closed,
+                ..error
+            })?;
             closed += step.closed;
             still |= step.closed + step.changed > 0;
             match step.next {
@@ -129,8 +201,12 @@ pub async fn close_scope(store: &dyn KeyStore, scope: &Scope, keep: Keep) -> Res
         }
     }
     let text = format!(
-        "{closed} keys of the scope {scope} were closed, and others are still being claimed after {PASSES_MAX} passes: take \
-         the principal's access away, and close the scope again"
+        "keys of the scope {scope} are still being claimed after {PASSES_MAX} passes: take the principal's access away, and close \
+         the scope again"
     );
-    Err(StoreError::new(ErrorKind::NotApplied, "close", text))
+    Err(CloseError {
+        closed,
+        perhaps: 0,
+        source: StoreError::new(ErrorKind::NotApplied, "close", text),
+    })
 }

@@ -16,7 +16,7 @@ mod issue;
 mod quota;
 
 pub use batched::{BatchConfig, Batched};
-pub use close::{Closed, PASSES_MAX, close_scope, close_some};
+pub use close::{CloseError, Closed, PASSES_MAX, close_scope, close_some};
 pub use idempotent::{
     BoxError, Failed, Held, Idempotent, NotRun, OnOwnerLost, Outage, Outcome, Ran, Renewal, Run, RunConfig,
     SHORT_DRAIN_MAX, Stopped, WaitEnd, Waiter, Waiters, idempotent, renew_while,

@@ -162,10 +162,19 @@ impl Asked<'_> {
                 limit,
                 person,
             } = closing;
-            let closed = semel_keys::close_some(&*store, &scope, keep, from, limit);
-            let step = within(request_max, "close", ErrorKind::ReplyLost, closed).await;
+            let closing = async {
+                match semel_keys::close_some(&*store, &scope, keep, from, limit).await {
+                    Err(error) if error.closed() + error.perhaps() == 0 => Err(error.store().clone()),
+                    step => Ok(step),
+                }
+            };
+            let step = within(request_max, "close", ErrorKind::ReplyLost, closing).await;
             let result = match &step {
-                Ok(step) => format!("{} keys closed, {} changed meanwhile", step.closed, step.changed),
+                Ok(Ok(step)) => format!("{} keys closed, {} changed meanwhile", step.closed, step.changed),
+                Ok(Err(error)) => {
+                    tell("close", error.store());
+                    format!("stopped: {error}")
+                }
                 Err(error) => format!("stopped: {error}"),
             };
             tracing::info!(
@@ -188,7 +197,8 @@ impl Asked<'_> {
                 Err(Problem::new(Kind::Unreadable, error.to_string()))
             }
             Err(error) => Err(Problem::store(&error)),
-            Ok(step) => Ok(super::reply::closed(step)),
+            Ok(Err(error)) => Err(Problem::half_closed(&error)),
+            Ok(Ok(step)) => Ok(super::reply::closed(step)),
         }
     }
 

@@ -1,6 +1,7 @@
 //! What is not granted: problem details (RFC 9457), each with a stable type and a code that has a page.
 
 use semel_core::{ErrorKind, Retry, StoreError};
+use semel_keys::CloseError;
 use serde_json::{Map, Value, json};
 
 /// The kinds of problems.
@@ -267,6 +268,17 @@ impl Problem {
             }
             (_, Retry::OutcomeUnknown) => Self::reply_lost(&said),
             (_, Retry::Never) => Self::new(Kind::StoreTrouble, format!("{said}; nothing was done")),
+        }
+    }
+
+    /// A closing that stopped half way.
+    pub(crate) fn half_closed(error: &CloseError) -> Self {
+        match error.retry() {
+            Retry::Never => Self::new(Kind::StoreTrouble, error.to_string()),
+            Retry::Later | Retry::OutcomeUnknown => Self::new(
+                Kind::ReplyLost,
+                format!("{error}: send the same request again, that is safe"),
+            ),
         }
     }
 

@@ -3,8 +3,9 @@
 use semel_core::claim::{Claim, ClaimReply, Keep, LeaseReply, Nonce, StateName};
 use semel_core::model::MemoryKeys;
 use semel_core::store::KeyQuery;
-use semel_core::{Key, KeyStore, KeyStoreExt as _, Scope};
+use semel_core::{ErrorKind, Key, KeyStore, KeyStoreExt as _, Retry, Scope, StoreError};
 use semel_keys::{Batched, close_scope, close_some};
+use semel_testkit::faulty::FaultyKeys;
 use semel_testkit::laws::keys::KEEP;
 
 use crate::support::{completion, request, sqlite};
@@ -118,4 +119,27 @@ async fn a_time_outside_of_its_limits_is_refused() {
     };
     let error = close_scope(&MemoryKeys::default(), &Scope::new("ada").unwrap(), keep).await;
     assert!(error.unwrap_err().to_string().contains("retention_ms"));
+}
+
+/// One record that cannot be read says nothing of all those that were closed before it.
+#[tokio::test]
+async fn a_closing_that_stops_says_what_it_has_done() {
+    let store = FaultyKeys::over(MemoryKeys::default());
+    for n in 0..150 {
+        done(&*store, &of("ada", &format!("order-{n}"))).await;
+    }
+    let bad = of("ada", "torn");
+    done(&*store, &bad).await;
+    store.poison(&bad.key, ErrorKind::Corrupt);
+    let scope = Scope::new("ada").unwrap();
+    let stopped = close_scope(&*store, &scope, KEEP).await.unwrap_err();
+    assert_eq!((stopped.closed(), stopped.retry()), (100, Retry::Never));
+    let said = "100 keys were closed before that, and stay closed";
+    assert!(stopped.to_string().ends_with(said), "{stopped}");
+    // "Later" alone would say that nothing was done.
+    store.poison(&bad.key, ErrorKind::Unavailable);
+    done(&*store, &of("ada", "another")).await;
+    let stopped = close_scope(&*store, &scope, KEEP).await.unwrap_err();
+    assert_eq!((stopped.closed(), stopped.retry()), (1, Retry::OutcomeUnknown));
+    assert_eq!(StoreError::from(stopped).kind(), ErrorKind::ReplyLost);
 }

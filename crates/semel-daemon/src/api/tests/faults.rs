@@ -27,7 +27,7 @@ enum Fault {
     /// It is refused before anything is done.
     Before(ErrorKind),
     /// The second half of a batch is refused before anything is done.
-    HalfWay,
+    HalfWay(ErrorKind),
     /// Its scope is full.
     Full,
     /// It is done, and the answer is lost.
@@ -55,8 +55,8 @@ impl Faulty {
         };
         match fault {
             Fault::None => call.await,
-            Fault::HalfWay => {
-                let away = || Err(StoreError::new(ErrorKind::Unavailable, "test", "on purpose"));
+            Fault::HalfWay(kind) => {
+                let away = || Err(StoreError::new(kind, "test", "on purpose"));
                 let half = call.await.into_iter().take(items.div_ceil(2));
                 half.chain(std::iter::repeat_with(away)).take(items).collect()
             }
@@ -100,7 +100,7 @@ impl KeyStore for Faulty {
     }
     async fn settle_many(&self, all: &[Settlement]) -> Replies<LeaseReply> {
         let reached = match *self.fault.lock().unwrap() {
-            Fault::HalfWay => &all[..all.len().div_ceil(2)],
+            Fault::HalfWay(_) => &all[..all.len().div_ceil(2)],
             _ => all,
         };
         self.each(all.len(), self.inner.settle_many(reached)).await
@@ -177,15 +177,26 @@ async fn a_store_that_is_away_has_done_nothing_and_says_when_to_come_back() {
 #[tokio::test]
 async fn a_closing_that_fails_half_way_does_not_say_that_nothing_was_done() {
     let (world, store) = world(LIMITS);
-    for n in 0..4 {
+    for n in 0..8 {
         let claim = json!({"scope": "orders/ada", "id": format!("o-{n}"), "input": "x"});
         assert_eq!(world.ask("claim", claim).await.status, 201);
     }
     let close = || json!({"scope": "orders/ada", "by": "ann", "why": "account deleted"});
-    store.set(Fault::HalfWay);
-    let stopped = world.ask("close_scope", close()).await;
-    assert_eq!(stopped.problem(), (503, "SEM0715", None));
-    assert!(!stopped.detail().contains("nothing was done"), "{stopped:?}");
+    for (kind, problem) in [
+        (ErrorKind::Unavailable, (503, "SEM0715", None)),
+        // One that no repetition mends is no reason to say that nothing was done.
+        (ErrorKind::Corrupt, (500, "SEM0717", None)),
+    ] {
+        store.set(Fault::HalfWay(kind));
+        let stopped = world.ask("close_scope", close()).await;
+        assert_eq!(stopped.problem(), problem);
+        let detail = stopped.detail();
+        assert!(!detail.contains("nothing was done"), "{stopped:?}");
+        assert!(
+            detail.contains(" keys were closed before that, and stay closed"),
+            "{stopped:?}"
+        );
+    }
     store.set(Fault::None);
     let rest = world.ask("close_scope", close()).await;
     assert_eq!((rest.status, &rest.body["closed"]), (200, &json!(2)), "{rest:?}");
