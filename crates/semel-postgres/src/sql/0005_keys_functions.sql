@@ -379,6 +379,45 @@ BEGIN
   END IF;
 END $$;
 
+-- Closes keys of a scope whose principal is gone (rule K13): of each only a tombstone stays, for retention_ms + tombstone_ms
+-- and never for less than before. At most keys_max, in the order of their ids, behind `after`; `after` in the answer is where
+-- the next call begins, null at the end of a pass. Begin again until a whole pass has closed nothing. What the keys held
+-- cannot be read again, and a run under way cannot store its outcome.
+CREATE FUNCTION semel.close_scope(
+  scope bytea, INOUT after bytea DEFAULT NULL, keys_max integer DEFAULT 1000, retention_ms bigint DEFAULT 86400000,
+  tombstone_ms bigint DEFAULT 2592000000, OUT closed bigint
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE k semel.key; last bytea;
+BEGIN
+  PERFORM semel.check_key(close_scope.scope, coalesce(close_scope.after, ' ')),
+    semel.check_outcome('f', '', close_scope.retention_ms, close_scope.tombstone_ms),
+    semel.bad('keys_max: ' || coalesce(keys_max::text, 'null') || ' is outside 1..=10000', keys_max NOT BETWEEN 1 AND 10000,
+      'choose keys_max within the limit'), semel.durably();
+  close_scope.closed := 0;
+  -- Locked in the order of ids, and judged again under the lock.
+  FOR k IN
+    WITH open AS MATERIALIZED (
+      SELECT r.id, r.outcome_code, r.outcome, r.state FROM semel.key AS r
+      WHERE r.scope = close_scope.scope AND r.id > coalesce(close_scope.after, '')
+        AND (r.state IN ('claimed', 'unknown') OR (r.state = 'done' AND r.until > clock_timestamp()))
+      ORDER BY r.id LIMIT keys_max FOR UPDATE
+    )
+    UPDATE semel.key AS r SET state = 'tombstone', outcome_code = NULL, outcome = NULL, until = NULL,
+      digest = CASE WHEN open.state = 'done' THEN semel.derive_id(convert_to(open.outcome_code, 'UTF8'), open.outcome)
+        ELSE semel.derive_id('f', '') END,
+      tombstone_until = greatest(semel.in_ms(retention_ms + tombstone_ms), r.tombstone_until),
+      due_at = greatest(semel.in_ms(retention_ms + tombstone_ms), r.tombstone_until, r.withdrawn_until) + interval '60 seconds'
+    FROM open WHERE r.scope = close_scope.scope AND r.id = open.id
+    RETURNING r.*
+  LOOP
+    PERFORM semel.key_ended(k);
+    close_scope.closed := close_scope.closed + 1;
+    last := greatest(last, k.id);
+  END LOOP;
+  close_scope.after := CASE WHEN close_scope.closed = keys_max THEN last END;
+END $$;
+
 -- Where a key stands now; one row, changes and locks nothing. state: absent, claimed, unknown, done, tombstone (it was
 -- done, the outcome is no longer kept). until: end of the lease, of the retention, of the tombstone.
 CREATE FUNCTION semel.outcome(

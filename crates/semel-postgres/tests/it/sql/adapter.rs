@@ -172,7 +172,7 @@ impl KeyStore for Functions {
             let outcome = match &it.verdict {
                 Verdict::Happened(outcome) => Some(outcome),
                 Verdict::DidNotHappen => None,
-                // Scopes are closed by `semel keys close` and the key API, not from SQL.
+                // From SQL whole scopes are closed: `close.rs`.
                 Verdict::Closed => return self.0.settle(it).await,
             };
             let sql = "SELECT verdict, semel.us(coalesce(until, clock_timestamp())) AS until_us

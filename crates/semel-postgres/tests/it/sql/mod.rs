@@ -1,6 +1,7 @@
 //! The contract of keys for every language: functions in the schema `semel`.
 
 mod adapter;
+mod close;
 mod laws;
 mod names;
 mod once;
