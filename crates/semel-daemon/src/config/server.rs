@@ -42,8 +42,8 @@ pub(crate) const SERVER: Section = Section {
         field(
             "stop_ms_max",
             "ms",
-            "10000",
-            "after SIGTERM, how long requests and roles may take to end before they are cut off",
+            "60000",
+            "after SIGTERM, how long requests and roles may take to end before they are cut off: at least `total_timeout_ms` of the gateways, and less than what ends semel by force waits",
         ),
     ],
 };
@@ -70,7 +70,8 @@ impl Default for ServerConfig {
             token: None,
             body_bytes_max: 1 << 20,
             wait_max: Duration::from_secs(30),
-            stop_max: Duration::from_secs(10),
+            // As long as a gateway's request may take.
+            stop_max: Duration::from_secs(60),
         }
     }
 }
