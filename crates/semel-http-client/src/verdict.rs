@@ -97,6 +97,10 @@ pub fn judge(seen: Seen<'_>, fresh: bool, trust_unavailable: bool, now: Timestam
         Some(b"unknown") => Verdict::Unknown,
         Some(b"refused") => match status.as_u16() {
             425 | 429 | 500..=599 => Verdict::Later(after),
+            // gRPC says it behind 200: RESOURCE_EXHAUSTED, ABORTED, INTERNAL, UNAVAILABLE.
+            200 if grpc_status(headers).is_some_and(|status| matches!(status, 8 | 10 | 13 | 14)) => {
+                Verdict::Later(after)
+            }
             _ => Verdict::Refused {
                 settled: headers.contains_key(wire::RETAINED_UNTIL)
                     || headers.contains_key(wire::IDEMPOTENT_REPLAYED),
@@ -104,6 +108,10 @@ pub fn judge(seen: Seen<'_>, fresh: bool, trust_unavailable: bool, now: Timestam
         },
         _ => by_status(status, after, fresh, trust_unavailable),
     }
+}
+
+fn grpc_status(headers: &HeaderMap) -> Option<u8> {
+    headers.get("grpc-status")?.to_str().ok()?.parse().ok()
 }
 
 fn by_status(status: StatusCode, after: Option<u64>, fresh: bool, trust_unavailable: bool) -> Verdict {
@@ -210,6 +218,24 @@ mod tests {
                 verdict,
                 "{status} {word}"
             );
+        }
+    }
+
+    #[test]
+    fn a_refusal_over_grpc_is_of_the_moment_or_not_by_its_grpc_status() {
+        for (status, verdict) in [
+            ("3", NO),
+            ("9", NO),
+            ("16", NO),
+            ("8", Verdict::Later(Some(1_000))),
+            ("14", Verdict::Later(Some(1_000))),
+        ] {
+            let headers = [
+                ("semel-outcome", "refused"),
+                ("grpc-status", status),
+                ("retry-after", "1"),
+            ];
+            assert_eq!(of(200, &headers, true), verdict, "{status}");
         }
     }
 

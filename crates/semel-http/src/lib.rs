@@ -81,6 +81,7 @@ mod builder;
 mod collect;
 mod config;
 pub mod fingerprint;
+pub mod grpc;
 pub mod headers;
 mod info;
 mod issued;

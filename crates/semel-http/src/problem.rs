@@ -4,6 +4,7 @@ use http::header::{CONTENT_TYPE, HeaderValue, LINK, RETRY_AFTER};
 use http::{Response, StatusCode};
 
 use crate::body::Body;
+use crate::grpc::GrpcStatus;
 use crate::headers::SEMEL_OUTCOME;
 use crate::policy::OutcomeWord;
 
@@ -276,7 +277,8 @@ impl Problem {
         self
     }
 
-    /// `application/problem+json`, with `Semel-Outcome`.
+    /// `application/problem+json`, with `Semel-Outcome`; [`grpc::answer`](crate::grpc::answer) makes of it what a client
+    /// of gRPC is told.
     #[must_use]
     pub fn response(&self) -> Response<Body> {
         let mut json = serde_json::json!({
@@ -292,6 +294,8 @@ impl Problem {
         }
         let mut response = Response::new(Body::whole(json.to_string()));
         *response.status_mut() = self.kind.status();
+        let grpc = GrpcStatus::of(self, self.kind.row().3, &self.detail);
+        response.extensions_mut().insert(grpc);
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(SEMEL_OUTCOME, self.kind.outcome().header());

@@ -25,7 +25,7 @@ use crate::run::{self, Detach, Job, Turn};
 use crate::scope::ScopeError;
 use crate::shared::Shared;
 use crate::wait::{NoWait, WaitEnd};
-use crate::{fingerprint, issued, key};
+use crate::{fingerprint, grpc, issued, key};
 
 /// A service behind an [`IdempotencyLayer`](crate::IdempotencyLayer).
 #[derive(Clone)]
@@ -58,13 +58,37 @@ where
 {
     type Response = Response<Body>;
     type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, S::Error>> + Send>>;
+    type Future = Answering<S::Error>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
+        let asked = grpc::asked(request.headers());
+        let answer = self.answer(request);
+        match asked {
+            None => answer,
+            Some(asked) => Box::pin(async move { Ok(grpc::answer(answer.await?, asked, Body::empty)) }),
+        }
+    }
+}
+
+/// An answer on its way.
+type Answering<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
+
+impl<S> Idempotency<S> {
+    /// The answer, its problems in the form of HTTP.
+    fn answer<ReqBody, ResBody>(&mut self, request: Request<ReqBody>) -> Answering<S::Error>
+    where
+        S: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Send + 'static,
+        ReqBody: HttpBody<Data = Bytes> + Send + 'static,
+        ReqBody::Error: Into<BoxError>,
+        ResBody: HttpBody<Data = Bytes> + Send + 'static,
+        ResBody::Error: Into<BoxError>,
+    {
         // The clone that was polled ready serves this request; the fresh one stays behind.
         let fresh = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, fresh);
@@ -255,7 +279,7 @@ where
 fn in_the_body(
     shared: &Shared,
     parts: &Parts,
-    body: &[u8],
+    body: &Bytes,
     found: Option<Found>,
 ) -> Result<Option<Key>, Refusal> {
     match key::from_body(&parts.headers, body, found, &shared.config)? {

@@ -10,6 +10,7 @@ use http::header::HeaderValue;
 use http::request::Parts;
 use semel_core::claim::Reconcile;
 use semel_core::quiet::Quiet;
+use semel_core::wire::Memory;
 use semel_core::{Key, KeyStore, OwnerLost, Timestamp};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -117,7 +118,8 @@ impl Shared {
         Duration::from_millis(self.config.store_ms_max)
     }
 
-    /// Sets Semel's headers. A guarantee that the handler gave of itself is kept.
+    /// Sets Semel's headers. A guarantee that the handler gave of itself is kept; its `none` is not, for this layer remembers
+    /// the key whatever stands behind it.
     pub(crate) fn stamp(
         &self,
         response: &mut Response<Body>,
@@ -130,9 +132,10 @@ impl Shared {
         if let Some(until) = retained.and_then(|until| HeaderValue::try_from(until.rfc3339()).ok()) {
             headers.insert(SEMEL_RETAINED_UNTIL, until);
         }
-        headers
-            .entry(SEMEL_GUARANTEE)
-            .or_insert_with(|| self.guarantee.clone());
+        let said = headers.get(SEMEL_GUARANTEE);
+        if said.is_none_or(|said| Memory::of(said.as_bytes()) == Memory::None) {
+            headers.insert(SEMEL_GUARANTEE, self.guarantee.clone());
+        }
     }
 
     /// A problem as a marked response.

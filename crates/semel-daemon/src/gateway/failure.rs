@@ -2,6 +2,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Uri, Version, header};
 use semel_core::wire;
+use semel_http::grpc::GrpcStatus;
 use semel_http::{Body, Disposition, Problem, ProblemKind};
 
 use super::body::Reply;
@@ -66,6 +67,17 @@ impl Refusal {
         }
     }
 
+    /// The number of its status in gRPC.
+    const fn grpc(self) -> u8 {
+        match self {
+            // RESOURCE_EXHAUSTED, INVALID_ARGUMENT, UNAVAILABLE, UNKNOWN.
+            Self::HeadTooLarge | Self::BodyTooLarge => 8,
+            Self::Ambiguous => 3,
+            Self::AuthAway => 14,
+            Self::BodyBroken => 2,
+        }
+    }
+
     /// The answer; of all but a broken body it is certain that nothing was done. `close` ends the connection behind it.
     pub(crate) fn answer(self, detail: &str, close: bool) -> Response<Reply> {
         let (code, kind, status, title) = self.row();
@@ -79,6 +91,8 @@ impl Refusal {
         });
         let mut response = Response::new(Reply::Own(Body::whole(json.to_string())));
         *response.status_mut() = status;
+        let grpc = GrpcStatus::new(self.grpc(), format!("{title} ({code}): {detail}"));
+        response.extensions_mut().insert(grpc);
         let headers = response.headers_mut();
         headers.insert(
             header::CONTENT_TYPE,

@@ -1,20 +1,28 @@
 //! Where a key may stand.
 
 use std::fmt;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 
+use bytes::Bytes;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue};
+use http_body_util::{BodyDataStream, Full};
 
 use super::{KeyError, KeyForm, read, sized};
 use crate::config::Config;
 use crate::fingerprint::{Pointer, essence, form_pairs, json_value};
+
+const URLENCODED: &str = "application/x-www-form-urlencoded";
+const MULTIPART: &str = "multipart/form-data";
 
 /// A field of the body that may carry the key. Its text is the key, byte for byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BodyKey {
     /// What stands at this pointer of a JSON body.
     Json(Pointer),
-    /// This field of an `application/x-www-form-urlencoded` body.
+    /// This field of a form, `application/x-www-form-urlencoded` or `multipart/form-data`; in the latter a part without a
+    /// file name, before files or behind them.
     Form(String),
 }
 
@@ -23,7 +31,7 @@ impl BodyKey {
     fn is_in(&self, kind: &str) -> bool {
         match self {
             Self::Json(_) => kind.ends_with("json"),
-            Self::Form(_) => kind == "application/x-www-form-urlencoded",
+            Self::Form(_) => kind == URLENCODED || kind == MULTIPART,
         }
     }
 }
@@ -94,20 +102,25 @@ fn named(place: String, config: &Config) -> String {
 /// has the key: it would run unguarded, and so would each retry.
 pub(crate) fn from_body(
     headers: &HeaderMap,
-    body: &[u8],
+    body: &Bytes,
     mut found: Option<Found>,
     config: &Config,
 ) -> Result<Option<Found>, KeyError> {
     if config.body_keys.is_empty() {
         return Ok(found);
     }
-    let body = if found.is_some() {
-        body
+    let in_header = found.is_some();
+    let body = if in_header {
+        body.clone()
     } else {
         readable(headers, body, &config.body_keys)?
     };
     for field in &config.body_keys {
-        let Some(text) = field_of(field, headers, body)? else {
+        let text = match field_of(field, headers, &body) {
+            Err(KeyError::Unreadable { .. }) if in_header => None,
+            read => read?,
+        };
+        let Some(text) = text else {
             continue;
         };
         let other = Found {
@@ -124,9 +137,9 @@ pub(crate) fn from_body(
 }
 
 /// The body as it is read for its key, without a byte order mark, which many JSON readers skip.
-fn readable<'a>(headers: &HeaderMap, body: &'a [u8], fields: &[BodyKey]) -> Result<&'a [u8], KeyError> {
+fn readable(headers: &HeaderMap, body: &Bytes, fields: &[BodyKey]) -> Result<Bytes, KeyError> {
     if body.is_empty() {
-        return Ok(body);
+        return Ok(Bytes::new());
     }
     if headers.get_all(CONTENT_TYPE).iter().count() > 1 {
         return Err(KeyError::Unreadable {
@@ -140,16 +153,18 @@ fn readable<'a>(headers: &HeaderMap, body: &'a [u8], fields: &[BodyKey]) -> Resu
             detail: "send it without Content-Encoding",
         });
     }
-    Ok(body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body))
+    let mark = if body.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
+    Ok(body.slice(mark..))
 }
 
-fn field_of(field: &BodyKey, headers: &HeaderMap, body: &[u8]) -> Result<Option<String>, KeyError> {
+fn field_of(field: &BodyKey, headers: &HeaderMap, body: &Bytes) -> Result<Option<String>, KeyError> {
     let malformed = || KeyError::Field {
         field: field.to_string(),
     };
-    if !essence(headers).is_some_and(|kind| field.is_in(&kind)) {
+    let kind = essence(headers).filter(|kind| field.is_in(kind));
+    let Some(kind) = kind else {
         return Ok(None);
-    }
+    };
     match field {
         BodyKey::Json(pointer) => {
             let Some(value) = json_value(body) else {
@@ -163,6 +178,21 @@ fn field_of(field: &BodyKey, headers: &HeaderMap, body: &[u8]) -> Result<Option<
                 Some(_) => Err(malformed()),
             }
         }
+        BodyKey::Form(name) if kind == MULTIPART => {
+            if body.is_empty() {
+                return Ok(None);
+            }
+            let parts = parts_named(name, headers, body).ok_or(KeyError::Unreadable {
+                detail: "send it as whole multipart/form-data, with the boundary that Content-Type names",
+            })?;
+            match parts.as_slice() {
+                [] => Ok(None),
+                [Some(text)] => String::from_utf8(text.to_vec())
+                    .map(Some)
+                    .map_err(|_| malformed()),
+                [None] | [_, _, ..] => Err(malformed()),
+            }
+        }
         BodyKey::Form(name) => {
             let pairs = form_pairs(body).ok_or_else(malformed)?;
             let mut values = pairs.into_iter().filter(|(field, _)| field == name);
@@ -172,6 +202,31 @@ fn field_of(field: &BodyKey, headers: &HeaderMap, body: &[u8]) -> Result<Option<
                 (Some(_), Some(_)) => Err(malformed()),
             }
         }
+    }
+}
+
+/// The parts of this name in a form: what they hold, `None` for files. `None` for all where the body is no such form to its
+/// end.
+fn parts_named(name: &str, headers: &HeaderMap, body: &Bytes) -> Option<Vec<Option<Bytes>>> {
+    let boundary = multer::parse_boundary(headers.get(CONTENT_TYPE)?.to_str().ok()?).ok()?;
+    let read = async {
+        let body = BodyDataStream::new(Full::new(body.clone()));
+        let mut all = multer::Multipart::new(body, boundary);
+        let mut parts = Vec::new();
+        while let Some(part) = all.next_field().await.ok()? {
+            if part.name() != Some(name) {
+                continue;
+            }
+            let is_text = part.file_name().is_none();
+            let bytes = part.bytes().await.ok()?;
+            parts.push(is_text.then_some(bytes));
+        }
+        Some(parts)
+    };
+    // All of it is there, so nothing is waited for.
+    match pin!(read).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(parts) => parts,
+        Poll::Pending => None,
     }
 }
 
@@ -202,7 +257,7 @@ mod tests {
         });
         let config = config();
         from_headers(&map, &config)
-            .and_then(|found| from_body(&map, body, found, &config))
+            .and_then(|found| from_body(&map, &Bytes::copy_from_slice(body), found, &config))
             .map(|found| found.map(|found| found.id))
             .map_err(|error| error.to_string())
     }
@@ -237,6 +292,53 @@ mod tests {
         ] {
             assert_eq!(found(headers, body), Ok(None), "{headers:?}");
         }
+    }
+
+    const MULTI: (&str, &str) = ("content-type", "multipart/form-data; boundary=x");
+
+    fn form(parts: &[(&str, &str)]) -> Vec<u8> {
+        let part = |(head, text): &(&str, &str)| {
+            format!("--x\r\nContent-Disposition: form-data; {head}\r\n\r\n{text}\r\n")
+        };
+        let parts: String = parts.iter().map(part).collect();
+        format!("{parts}--x--\r\n").into_bytes()
+    }
+
+    #[test]
+    fn a_form_with_files_has_its_key_in_a_text_field_wherever_that_stands() {
+        let key = ("name=\"key\"", "k 1");
+        let file = ("name=\"scan\"; filename=\"a.pdf\"", "--y\r\n%PDF");
+        let other = ("name=\"keys\"", "k2");
+        for parts in [&[key, file, other][..], &[file, other, key], &[key]] {
+            assert_eq!(found(&[MULTI], &form(parts)), Ok(Some(Box::from(&b"k 1"[..]))));
+        }
+        assert_eq!(found(&[MULTI], &form(&[file, other])), Ok(None));
+        assert_eq!(found(&[MULTI], b""), Ok(None));
+        for (body, named) in [
+            (form(&[key, file, key]), "the form's key must stand there once"),
+            (form(&[("name=\"key\"; filename=\"k\"", "k1")]), "as text"),
+            (
+                form(&[("name=\"key\"", &"k".repeat(256))]),
+                "key_bytes_max is 255",
+            ),
+            (form(&[("name=\"key\"", "")]), "empty"),
+            // What breaks off may have had it behind.
+            (form(&[file])[..40].to_vec(), "whole multipart/form-data"),
+            (b"no form".to_vec(), "whole multipart/form-data"),
+        ] {
+            let error = found(&[MULTI], &body).unwrap_err();
+            assert!(error.contains(named), "{named}: {error}");
+        }
+        let boundless = ("content-type", "multipart/form-data");
+        assert!(found(&[boundless], &form(&[key])).is_err());
+        // Where a header has the key, nothing runs unguarded.
+        let header = ("idempotency-key", "k1");
+        assert_eq!(
+            found(&[header, MULTI], b"no form"),
+            Ok(Some(Box::from(&b"k1"[..])))
+        );
+        let error = found(&[header, MULTI], &form(&[other, key])).unwrap_err();
+        assert!(error.contains("name different keys"), "{error}");
     }
 
     const GZIP: (&str, &str) = ("content-encoding", "gzip");

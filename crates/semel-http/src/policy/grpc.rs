@@ -1,11 +1,14 @@
 //! gRPC says in `grpc-status` what HTTP says in the status: <https://grpc.io/docs/guides/status-codes/>.
 
-use http::HeaderMap;
 use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderName};
 
 use super::Ending;
 
-/// Whether an answer is one of gRPC.
+/// Where the status stands.
+pub(crate) const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+
+/// Whether a request or an answer is one of gRPC.
 pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     headers
         .get(CONTENT_TYPE)
@@ -14,7 +17,7 @@ pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
 
 /// What a gRPC status in the headers or trailers means; `None` when there is none here.
 pub(crate) fn judge(fields: &HeaderMap, distrust_unavailable: bool) -> Option<Ending> {
-    let status = fields.get("grpc-status")?.to_str().ok()?.parse::<u8>().ok();
+    let status = fields.get(STATUS)?.to_str().ok()?.parse::<u8>().ok();
     Some(match status {
         // OK; INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION, OUT_OF_RANGE: settled.
         Some(0 | 3 | 5 | 6 | 9 | 11) => Ending::Store,
@@ -27,6 +30,16 @@ pub(crate) fn judge(fields: &HeaderMap, distrust_unavailable: bool) -> Option<En
         // answer that was too large to send.
         _ => Ending::Unknown,
     })
+}
+
+/// What is left of an ending that was judged without the gRPC status, now that this is known.
+pub(crate) fn settle(ending: Ending, fields: &HeaderMap, distrust_unavailable: bool) -> Ending {
+    match (ending, judge(fields, distrust_unavailable)) {
+        (Ending::Store, Some(judged)) => judged,
+        // Certain, but of the moment: a retry may run, as after a refusal with 429 or 5xx.
+        (Ending::Refuse, Some(Ending::Release | Ending::Unknown)) => Ending::Release,
+        _ => ending,
+    }
 }
 
 #[cfg(test)]

@@ -118,12 +118,12 @@ pub(super) fn judge_behind(
     ending: Ending,
 ) -> Ending {
     let said = parts.extensions.get::<Disposition>();
-    if ending != Ending::Store || said.is_some() || !grpc::is_grpc(&parts.headers) {
-        return ending;
+    match trailers {
+        Some(fields) if said.is_none() && grpc::is_grpc(&parts.headers) => {
+            grpc::settle(ending, fields, shared.config.status.distrust_unavailable)
+        }
+        _ => ending,
     }
-    trailers
-        .and_then(|fields| grpc::judge(fields, shared.config.status.distrust_unavailable))
-        .unwrap_or(ending)
 }
 
 /// What the answer means for its key, by the service's policy and by the handler's own word.
@@ -132,8 +132,8 @@ pub(super) fn judge<B>(shared: &Shared, response: &Response<B>) -> Ending {
     let policy = &shared.config.status;
     let ending = policy.judge(response.status(), response.headers(), said);
     // A gRPC answer without a body has its status in the headers.
-    if said.is_none() && ending == Ending::Store && grpc::is_grpc(response.headers()) {
-        return grpc::judge(response.headers(), policy.distrust_unavailable).unwrap_or(ending);
+    if said.is_none() && grpc::is_grpc(response.headers()) {
+        return grpc::settle(ending, response.headers(), policy.distrust_unavailable);
     }
     ending
 }

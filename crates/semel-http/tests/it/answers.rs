@@ -10,6 +10,7 @@ use super::support::*;
 on_each_store![
     a_retry_gets_the_first_answer_and_the_handler_runs_once,
     status_headers_and_body_are_equal_on_replay,
+    a_handlers_own_guarantee_is_told_unless_it_is_none,
     two_users_with_the_same_key_get_two_runs_and_two_answers,
     a_key_reused_for_another_request_is_a_mismatch_and_leaves_the_first_untouched,
     the_same_body_under_a_new_key_runs,
@@ -57,6 +58,29 @@ async fn a_retry_gets_the_first_answer_and_the_handler_runs_once(world: World) {
     };
     assert_eq!(first.header("semel-guarantee"), Some(strength));
     assert_eq!(again.header("semel-guarantee"), Some(strength));
+}
+
+/// An inner Semel whose store is away says `none` of itself; this layer remembers the key all the same.
+async fn a_handlers_own_guarantee_is_told_unless_it_is_none(world: World) {
+    let own = send(&counting(&world.layer(), &Runs::default()), post("own")).await;
+    let own = own.header("semel-guarantee");
+    for (key, says, told) in [
+        ("a", "none", own),
+        ("b", "best-effort", own),
+        ("c", "atomic", Some("atomic")),
+        ("d", "keyed;failover=forgets", Some("keyed;failover=forgets")),
+    ] {
+        let app = app(&world.layer(), &Runs::default(), move |_| async move {
+            let mut response = answer(201, "done");
+            let says = HeaderValue::from_static(says);
+            response.headers_mut().insert("semel-guarantee", says);
+            response
+        });
+        for _ in 0..2 {
+            let answer = send(&app, post(key)).await;
+            assert_eq!(answer.header("semel-guarantee"), told, "{says}");
+        }
+    }
 }
 
 /// concerns_on_rails#47, fiber#4693: `Location` and `ETag`, commas in a value, duplicates, bytes that are no UTF-8.

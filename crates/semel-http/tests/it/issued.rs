@@ -5,13 +5,14 @@ use std::sync::Arc;
 use http::{Method, Request};
 use semel_core::host::random_16;
 use semel_core::{Clock as _, Scope, SystemClock, Timestamp};
-use semel_http::{BodyKey, Config, IssuedKeys};
+use semel_http::{BodyKey, Config, IssuedKeys, Profile};
 use semel_keys::{Issuer, Secret};
 
 use super::support::*;
 
 on_each_store![
     a_form_that_a_browser_sends_twice_is_one_run_with_one_answer,
+    a_form_with_a_file_that_a_browser_sends_twice_is_one_run_too,
     a_key_that_was_not_given_out_to_the_caller_is_refused_and_nothing_is_run,
     a_key_past_its_time_is_refused_unless_it_was_used_in_time,
     two_requests_around_the_end_of_a_key_are_one_run,
@@ -77,6 +78,48 @@ async fn a_form_that_a_browser_sends_twice_is_one_run_with_one_answer(world: Wor
         .body(axum::body::Body::from(format!("teapots=2&order_key={key}")))
         .unwrap();
     assert_eq!(send(&app, again).await.body, "run 1");
+}
+
+/// Each time it is sent with a boundary of its own.
+async fn a_form_with_a_file_that_a_browser_sends_twice_is_one_run_too(world: World) {
+    let runs = Runs::default();
+    let layer = world.layer_with(|config| {
+        forms(true)(config);
+        config.profile = Profile::Multipart;
+    });
+    let app = counting(&layer, &runs);
+    let key = given_out(later());
+    let upload = |boundary: &str, key: &str, file: &str| {
+        let part = |head: &str, text: &str| {
+            format!("--{boundary}\r\nContent-Disposition: form-data; {head}\r\n\r\n{text}\r\n")
+        };
+        let body = [
+            part("name=\"scan\"; filename=\"scan.pdf\"", file),
+            part("name=\"order_key\"", key),
+            format!("--{boundary}--\r\n"),
+        ];
+        Request::post("/orders")
+            .header(
+                "content-type",
+                format!("multipart/form-data; boundary={boundary}"),
+            )
+            .body(axum::body::Body::from(body.concat()))
+            .unwrap()
+    };
+    assert_eq!(send(&app, upload("first", &key, "%PDF 1")).await.body, "run 1");
+    let second = send(&app, upload("second", &key, "%PDF 1")).await;
+    assert!(second.replayed() && second.body == "run 1", "{second:?}");
+    let other = send(&app, upload("third", &key, "%PDF 2")).await;
+    assert_eq!((other.status, other.code().as_str()), (422, "SEM0404"));
+    let made_up = send(&app, upload("first", "made up", "%PDF 1")).await;
+    assert_eq!(made_up.code(), "SEM0432");
+    let cut = Request::post("/orders")
+        .header("content-type", "multipart/form-data; boundary=first")
+        .body(axum::body::Body::from("--first\r\n"))
+        .unwrap();
+    let cut = send(&app, cut).await;
+    assert_eq!((cut.status, cut.code().as_str()), (400, "SEM0402"));
+    assert_eq!(runs.count(), 1);
 }
 
 async fn a_key_that_was_not_given_out_to_the_caller_is_refused_and_nothing_is_run(world: World) {

@@ -17,6 +17,7 @@ use super::support::*;
 on_each_store![
     a_unary_call_of_tonic_is_replayed_byte_for_byte_with_its_trailers,
     a_status_of_tonic_that_settles_the_call_is_replayed_and_one_of_the_moment_is_not,
+    what_the_layer_refuses_reaches_a_client_of_tonic_as_a_status,
 ];
 
 /// Messages are their bytes: what `prost` makes of types is not what is tested here.
@@ -108,9 +109,18 @@ impl Orders {
 
     /// What tonic's client makes of a call.
     async fn ask(&self, world: &World, key: &'static str) -> Result<tonic::Response<Bytes>, Status> {
+        self.ask_for(world, key, b"2 teapots").await
+    }
+
+    async fn ask_for(
+        &self,
+        world: &World,
+        key: &'static str,
+        what: &'static [u8],
+    ) -> Result<tonic::Response<Bytes>, Status> {
         let mut client = tonic::client::Grpc::new(self.behind(world));
         client.ready().await.unwrap();
-        let mut request = tonic::Request::new(Bytes::from_static(b"2 teapots"));
+        let mut request = tonic::Request::new(Bytes::from_static(what));
         request
             .metadata_mut()
             .insert("idempotency-key", key.parse().unwrap());
@@ -171,4 +181,45 @@ async fn a_status_of_tonic_that_settles_the_call_is_replayed_and_one_of_the_mome
         assert_eq!(status.code(), tonic::Code::Unauthenticated);
     }
     assert_eq!(stranger.runs.count(), 2, "given back: judged anew");
+}
+
+/// tonic shows a client neither the status of HTTP nor the body of a problem.
+async fn what_the_layer_refuses_reaches_a_client_of_tonic_as_a_status(world: World) {
+    let (world, store) = world.faulty();
+    let orders = Orders::new(Ok(()));
+    orders.ask(&world, "once").await.unwrap();
+    let other = orders.ask_for(&world, "once", b"3 teapots").await.unwrap_err();
+    let empty = orders.ask(&world, "").await.unwrap_err();
+    store.fail("claim", Fault::Down, 1);
+    let away = orders.ask(&world, "away").await.unwrap_err();
+    for (status, code, begins, outcome, pushback) in [
+        (
+            other,
+            tonic::Code::FailedPrecondition,
+            "The idempotency key was used for another request (SEM0404): ",
+            "mismatch",
+            None,
+        ),
+        (
+            empty,
+            tonic::Code::InvalidArgument,
+            "The idempotency key is not valid (SEM0402): ",
+            "refused",
+            None,
+        ),
+        (
+            away,
+            tonic::Code::Unavailable,
+            "Keys cannot be looked up now (SEM0411): ",
+            "refused",
+            Some("2000"),
+        ),
+    ] {
+        assert_eq!(status.code(), code, "{status:?}");
+        assert!(status.message().starts_with(begins), "{status:?}");
+        let said = |name: &str| status.metadata().get(name).map(|value| value.to_str().unwrap());
+        assert_eq!(said("semel-outcome"), Some(outcome));
+        assert_eq!(said("grpc-retry-pushback-ms"), pushback);
+    }
+    assert_eq!(orders.runs.count(), 1);
 }

@@ -115,7 +115,7 @@ pub(crate) const GATEWAY: Section = Section {
             "key_fields",
             "list of texts",
             "none",
-            "fields of a form (`application/x-www-form-urlencoded`) that may hold the key, for browsers; bodies are then read before it is known whether there is a key",
+            "fields of a form, with files or without, that may hold the key, for browsers; bodies are then read before it is known whether there is a key",
         ),
         field(
             "issued_keys",

@@ -4,8 +4,10 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use http::{Response, StatusCode};
+use http::{HeaderValue, Response, StatusCode};
 use hyper::body::{Body, Frame, SizeHint};
+
+use semel_http::{Body as Own, grpc};
 
 use super::guard::InFlight;
 use crate::gateway::{Answering, Reply};
@@ -14,13 +16,16 @@ use crate::gateway::{Answering, Reply};
 pub(crate) struct Serving {
     answer: Answering,
     running: Option<InFlight>,
+    /// The content type of a request that speaks gRPC.
+    grpc: Option<Box<HeaderValue>>,
 }
 
 impl Serving {
-    pub(crate) const fn new(answer: Answering, running: InFlight) -> Self {
+    pub(crate) fn new(answer: Answering, running: InFlight, grpc: Option<HeaderValue>) -> Self {
         Self {
             answer,
             running: Some(running),
+            grpc: grpc.map(Box::new),
         }
     }
 }
@@ -42,6 +47,10 @@ impl Future for Serving {
                 stats.answered(response.status(), response.headers());
             }
         }
+        let response = match self.grpc.take() {
+            Some(asked) => grpc::answer(response, *asked, || Reply::Own(Own::empty())),
+            None => response,
+        };
         // A request runs until its answer has been sent.
         let running = self.running.take();
         Poll::Ready(Ok(response.map(|reply| Held::new(reply, running))))

@@ -22,7 +22,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use semel_core::error::chain;
-use semel_http::{Problem, ProblemKind};
+use semel_http::{Problem, ProblemKind, grpc};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -264,7 +264,8 @@ impl Client {
         let who = Peer::new(peer.ip());
         let service = service_fn(move |request: Request<Incoming>| {
             let running = conn.begin();
-            Serving::new(front.answer(request, thread, &who, &conn), running)
+            let grpc = grpc::asked(request.headers());
+            Serving::new(front.answer(request, thread, &who, &conn), running, grpc)
         });
         let connection = server
             .serve_connection_with_upgrades(TokioIo::new(stream), service)

@@ -358,3 +358,46 @@ async fn an_upstream_that_is_away_is_counted_each_time_and_logged_now_and_then()
     let lines = bed.daemon.log().matches("upstream unreachable").count();
     assert!((1..10).contains(&lines), "{lines} lines for 50 requests");
 }
+
+/// A client that speaks gRPC sees neither the status of HTTP nor the body of a problem: with a key or without, it gets a
+/// status of its own.
+#[tokio::test]
+async fn what_the_gateway_refuses_is_a_grpc_status_to_who_speaks_grpc() {
+    let bed = Bed::start("unkeyed_bytes_max = 100").await;
+    let grpc = "Host: a\r\nContent-Type: application/grpc-web+proto\r\nConnection: close\r\n";
+    for (target, more, status, code, outcome) in [
+        (
+            "/charge",
+            "Idempotency-Key: \r\nContent-Length: 0\r\n",
+            "3",
+            "SEM0402",
+            "refused",
+        ),
+        ("/upload", "Content-Length: 101\r\n", "8", "SEM0472", "refused"),
+        (
+            "/charge",
+            "Transfer-Encoding: gzip, chunked\r\n",
+            "12",
+            "SEM0424",
+            "refused",
+        ),
+    ] {
+        let answer = bed
+            .raw(&format!("POST {target} HTTP/1.1\r\n{grpc}{more}\r\n"))
+            .await;
+        let answer = answer.to_ascii_lowercase();
+        assert!(
+            answer.starts_with("http/1.1 200") && answer.ends_with("\r\n\r\n"),
+            "{answer}"
+        );
+        for line in [
+            format!("grpc-status: {status}\r\n"),
+            format!("semel-outcome: {outcome}\r\n"),
+            "content-type: application/grpc-web+proto\r\n".to_owned(),
+            format!("({}): ", code.to_ascii_lowercase()),
+        ] {
+            assert!(answer.contains(&line), "{line}: {answer}");
+        }
+    }
+    assert_eq!(bed.upstream.seen.requests(), Vec::<String>::new());
+}
