@@ -5,6 +5,10 @@
 //! - An error says what is known: [`ClientErrorKind::NotSent`] only when no byte of the request can have reached
 //!   the peer; everything later is [`ClientErrorKind::Unknown`].
 //! - Nothing is repeated and no redirect is followed: those decisions belong to the caller's protocol.
+//! - With [`Limits::allow_private`] off, no connection is made to an address that is not public, whatever its name says
+//!   (no proxy is used, so the address that is looked at is the one that is connected to).
+//!
+//! [`Destinations`] bounds what many callers ask of one host at once, and spares one that does not answer.
 //!
 //! # Cancel safety
 //! Dropping the future closes the connection; the peer may or may not have acted, as after a time-out.
@@ -22,7 +26,13 @@
 //! # Ok(()) }
 //! ```
 
+mod destinations;
+mod guard;
+
 use std::time::Duration;
+
+pub use self::destinations::{Closed, DestinationPolicy, DestinationState, Destinations, Entered};
+use self::guard::{PrivateAddress, Resolver};
 
 use bytes::{Bytes, BytesMut};
 use http::{Request, Response, StatusCode};
@@ -40,6 +50,9 @@ pub struct Limits {
     pub connect_timeout: Duration,
     /// Idle connections kept per host. Default 32.
     pub idle_per_host_max: usize,
+    /// Whether loopback, private, link-local and other addresses that are not public may be connected to. Default yes:
+    /// who calls services of one's own network needs it. Turn it off for URLs that come from outside.
+    pub allow_private: bool,
 }
 
 impl Default for Limits {
@@ -48,6 +61,7 @@ impl Default for Limits {
             response_bytes_max: 1 << 20,
             connect_timeout: Duration::from_secs(3),
             idle_per_host_max: 32,
+            allow_private: true,
         }
     }
 }
@@ -57,6 +71,8 @@ impl Default for Limits {
 pub enum ClientErrorKind {
     /// No connection could be made: it is certain that the peer saw nothing of this request.
     NotSent,
+    /// No connection was made, because the address is not public and [`Limits::allow_private`] is off.
+    Private,
     /// Bytes may have left: the peer may have acted.
     Unknown,
     /// The peer answered, with more than [`Limits::response_bytes_max`] bytes.
@@ -76,6 +92,7 @@ pub struct ClientError {
 const fn kind_text(kind: ClientErrorKind) -> &'static str {
     match kind {
         ClientErrorKind::NotSent => "could not reach",
+        ClientErrorKind::Private => "will not connect to",
         ClientErrorKind::Unknown => "no whole answer from",
         ClientErrorKind::ResponseTooLarge => "too long an answer from",
     }
@@ -96,9 +113,9 @@ impl ClientError {
 }
 
 #[cfg(feature = "tls")]
-type Connector = hyper_rustls::HttpsConnector<HttpConnector>;
+type Connector = hyper_rustls::HttpsConnector<HttpConnector<Resolver>>;
 #[cfg(not(feature = "tls"))]
-type Connector = HttpConnector;
+type Connector = HttpConnector<Resolver>;
 
 /// A pooled client for HTTP/1.1 and, over TLS, HTTP/2. Cheap to clone.
 #[derive(Clone)]
@@ -119,7 +136,7 @@ impl HttpClient {
     /// A client with these limits. Opens no connection yet.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
-        let mut http = HttpConnector::new();
+        let mut http = HttpConnector::new_with_resolver(Resolver::new(limits.allow_private));
         http.set_connect_timeout(Some(limits.connect_timeout));
         http.set_nodelay(true);
         #[cfg(feature = "tls")]
@@ -157,14 +174,22 @@ impl HttpClient {
             detail,
             status: None,
         };
+        // A literal address is not resolved: it is looked at here. All others are by the resolver.
+        if !self.limits.allow_private
+            && let Some(address) = request.uri().host().and_then(guard::literal)
+            && !guard::is_public(address)
+        {
+            let text = PrivateAddress { address }.to_string();
+            return Err(fail(ClientErrorKind::Private, text));
+        }
         let call = async {
             let answer = self.inner.request(request.map(Full::new)).await.map_err(|e| {
-                let kind = if e.is_connect() {
-                    ClientErrorKind::NotSent
-                } else {
-                    ClientErrorKind::Unknown
+                let (kind, text) = match private(&e) {
+                    Some(private) => (ClientErrorKind::Private, private.to_string()),
+                    None if e.is_connect() => (ClientErrorKind::NotSent, chain(&e)),
+                    None => (ClientErrorKind::Unknown, chain(&e)),
                 };
-                fail(kind, chain(&e))
+                fail(kind, text)
             })?;
             let (parts, mut body) = answer.into_parts();
             let fail = |kind, detail| ClientError {
@@ -197,6 +222,18 @@ impl HttpClient {
             )),
         }
     }
+}
+
+/// The guard's refusal, if this is what is behind an error.
+fn private<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a PrivateAddress> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(private) = error.downcast_ref() {
+            return Some(private);
+        }
+        next = error.source();
+    }
+    None
 }
 
 /// An error and its sources on one line; hyper's own message leaves the cause out.

@@ -8,7 +8,9 @@
 //! [`saga`] (steps and their compensations).
 
 pub mod batch;
+pub mod breaker;
 pub mod claim;
+pub mod cloudevents;
 pub mod crash;
 pub mod error;
 pub mod event;
@@ -18,12 +20,14 @@ pub mod inbox;
 pub mod issued;
 pub mod key;
 pub mod limits;
+pub mod mapping;
 pub mod model;
 pub mod outcome;
 pub mod quiet;
 pub mod relay;
 pub mod retry;
 pub mod saga;
+pub mod signature;
 pub mod store;
 pub mod wire;
 

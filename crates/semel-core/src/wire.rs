@@ -6,6 +6,13 @@
 /// Client to service, relay to receiver, coordinator to participant: the name of the operation, the same on every
 /// retry. A Structured Field String or a bare token.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// Relay to receiver, as Standard Webhooks has them: the delivery's id, the same on every attempt; when this attempt was
+/// made, in seconds since 1970; signatures ([`signature`](crate::signature)).
+pub const WEBHOOK_ID: &str = "webhook-id";
+/// See [`WEBHOOK_ID`].
+pub const WEBHOOK_TIMESTAMP: &str = "webhook-timestamp";
+/// See [`WEBHOOK_ID`].
+pub const WEBHOOK_SIGNATURE: &str = "webhook-signature";
 /// Service to client: `true` on an answer that was stored earlier.
 pub const IDEMPOTENT_REPLAYED: &str = "idempotent-replayed";
 /// Service to client, receiver to relay, participant to coordinator: what is known of the operation: `succeeded`,

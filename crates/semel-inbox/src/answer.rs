@@ -39,7 +39,10 @@ impl DeliveryError {
     #[must_use]
     pub const fn status(&self) -> StatusCode {
         match self {
-            Self::NoId | Self::Header { .. } | Self::Broken => StatusCode::BAD_REQUEST,
+            Self::NoId | Self::Header { .. } | Self::Document { .. } | Self::Broken => {
+                StatusCode::BAD_REQUEST
+            }
+            Self::Signature { .. } => StatusCode::UNAUTHORIZED,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Mode { .. } => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         }
@@ -50,10 +53,11 @@ impl DeliveryError {
     pub const fn code(&self) -> &'static str {
         match self {
             Self::NoId => "SEM0601",
-            Self::Header { .. } => "SEM0602",
+            Self::Header { .. } | Self::Document { .. } => "SEM0602",
             Self::TooLarge { .. } => "SEM0603",
             Self::Mode { .. } => "SEM0604",
             Self::Broken => "SEM0605",
+            Self::Signature { .. } => "SEM0609",
         }
     }
 

@@ -12,6 +12,7 @@ use semel_core::wire;
 use crate::answer::receive_error_answer;
 use crate::delivery::{Delivery, DeliveryError};
 use crate::receive::{ReceiveError, Received};
+use crate::verify::Verifier;
 
 /// Limits of the extractor; set others with `axum::Extension(DeliveryLimits { … })` as a layer.
 #[derive(Debug, Clone, Copy)]
@@ -29,7 +30,7 @@ impl Default for DeliveryLimits {
 }
 
 /// Reads the whole body, then the headers. A request that is no delivery is answered with 400, 413 or 415 before the
-/// handler runs.
+/// handler runs; with `axum::Extension(verifier)` of a [`Verifier`] as a layer, one that is not signed with 401.
 impl<S: Send + Sync> FromRequest<S> for Delivery {
     type Rejection = DeliveryError;
 
@@ -50,7 +51,10 @@ impl<S: Send + Sync> FromRequest<S> for Delivery {
                 DeliveryError::Broken
             }
         })?;
-        Self::from_parts(parts.headers, data)
+        match parts.extensions.get::<Verifier>() {
+            Some(verifier) => Self::from_signed_parts(parts.headers, data, verifier),
+            None => Self::from_parts(parts.headers, data),
+        }
     }
 }
 

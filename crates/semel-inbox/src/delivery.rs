@@ -2,20 +2,21 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName};
+use semel_core::cloudevents;
 use semel_core::inbox::mark::{self, check_id};
 use semel_core::limits::LimitExceeded;
 use semel_core::wire;
 
-/// A webhook delivery in CloudEvents' binary mode, or any POST with an id.
+/// A webhook delivery in CloudEvents' binary or structured mode, or any POST with an id.
 ///
 /// # Which id names it
 /// `Idempotency-Key` (bare or as a quoted structured-field string), else `webhook-id`, else `ce-id` together with
-/// `ce-source`, as CloudEvents ids are unique only within their source. A delivery without any of them is refused:
+/// `ce-source` (in structured mode the document's `id` and `source`), as CloudEvents ids are unique only within their
+/// source. A delivery without any of them is refused:
 /// an id is never made up, since a redelivery would get another one.
 ///
 /// # Not yet
-/// CloudEvents' structured and batched modes (`application/cloudevents+json`) are refused with 415, never
-/// taken for plain data.
+/// CloudEvents' batched mode and formats other than JSON are refused with 415, never taken for plain data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivery {
     /// The id to be marked: 1 to 255 bytes.
@@ -38,7 +39,7 @@ pub struct Delivery {
     pub traceparent: Option<String>,
     /// All headers as received.
     pub headers: HeaderMap,
-    /// The data, byte for byte.
+    /// The data, byte for byte; in structured mode what the document says it is.
     pub data: Bytes,
 }
 
@@ -65,10 +66,25 @@ pub enum DeliveryError {
         max: usize,
     },
     /// A content mode that is not understood. Page: SEM0604.
-    #[error("SEM0604: {content_type} is not understood; send CloudEvents in binary mode (ce- headers)")]
+    #[error(
+        "SEM0604: {content_type} is not understood; send CloudEvents in binary mode (ce- headers) or as \
+         application/cloudevents+json"
+    )]
     Mode {
         /// The media type sent.
         content_type: String,
+    },
+    /// The CloudEvents document in the body cannot be read. Page: SEM0602.
+    #[error("SEM0602: the CloudEvents document: {why}")]
+    Document {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// It was not signed with a secret that is known, or not lately. Page: SEM0609.
+    #[error("SEM0609: the signature is not accepted: {why}")]
+    Signature {
+        /// What is wrong with it.
+        why: String,
     },
     /// The body did not arrive whole. Page: SEM0605.
     #[error("SEM0605: the body did not arrive whole; send the delivery again")]
@@ -82,6 +98,9 @@ impl Delivery {
     /// See [`DeliveryError`].
     pub fn from_parts(headers: HeaderMap, data: Bytes) -> Result<Self, DeliveryError> {
         let content_type = text(&headers, "content-type")?;
+        if content_type.as_deref().is_some_and(cloudevents::is_structured) {
+            return Self::from_document(headers, &data);
+        }
         if let Some(content_type) = &content_type
             && content_type
                 .to_ascii_lowercase()
@@ -117,6 +136,35 @@ impl Delivery {
     }
 }
 
+impl Delivery {
+    /// The attributes of structured mode are those of the document; `ce-` headers beside it are passed over.
+    fn from_document(headers: HeaderMap, body: &[u8]) -> Result<Self, DeliveryError> {
+        let document = cloudevents::read(body).map_err(|why| DeliveryError::Document { why })?;
+        let key = match document.key {
+            None => None,
+            // As in binary mode, where it cannot be read either.
+            Some(key) => Some(
+                String::from_utf8(key.into()).map_err(|_| DeliveryError::Document {
+                    why: "the ordering key is not UTF-8".to_owned(),
+                })?,
+            ),
+        };
+        Ok(Self {
+            id: id(&headers, Some(&document.id), Some(&document.source))?,
+            event_id: Some(document.id),
+            source: Some(document.source),
+            kind: Some(document.kind),
+            subject: document.subject,
+            time: document.time,
+            key,
+            content_type: document.content_type,
+            traceparent: document.traceparent,
+            headers,
+            data: document.data.unwrap_or_default(),
+        })
+    }
+}
+
 fn bad(header: &'static str, why: impl Into<String>) -> DeliveryError {
     DeliveryError::Header {
         header,
@@ -136,8 +184,8 @@ fn id(headers: &HeaderMap, event_id: Option<&str>, source: Option<&str>) -> Resu
         check_id(id.as_bytes()).map_err(limit(wire::IDEMPOTENCY_KEY))?;
         return Ok(id.into());
     }
-    if let Some(id) = text(headers, "webhook-id")? {
-        check_id(id.as_bytes()).map_err(limit("webhook-id"))?;
+    if let Some(id) = text(headers, wire::WEBHOOK_ID)? {
+        check_id(id.as_bytes()).map_err(limit(wire::WEBHOOK_ID))?;
         return Ok(id.into());
     }
     match (event_id, source) {
@@ -152,7 +200,7 @@ fn id(headers: &HeaderMap, event_id: Option<&str>, source: Option<&str>) -> Resu
 }
 
 /// A header's one value as text.
-fn text(headers: &HeaderMap, name: &'static str) -> Result<Option<String>, DeliveryError> {
+pub(crate) fn text(headers: &HeaderMap, name: &'static str) -> Result<Option<String>, DeliveryError> {
     let mut values = headers.get_all(HeaderName::from_static(name)).iter();
     let Some(value) = values.next() else {
         return Ok(None);
@@ -288,12 +336,40 @@ mod tests {
     }
 
     #[test]
-    fn structured_mode_and_other_versions_are_refused_not_misread() {
-        let structured = delivery(&[
-            ("idempotency-key", "k"),
-            ("content-type", "application/cloudevents+json"),
-        ]);
-        assert!(matches!(structured, Err(DeliveryError::Mode { .. })));
+    fn structured_mode_is_read_from_the_document() {
+        let mut headers = HeaderMap::new();
+        headers.insert(
+            "content-type",
+            "application/cloudevents+json; charset=utf-8".parse().unwrap(),
+        );
+        headers.insert("ce-type", "not.this".parse().unwrap());
+        let body = Bytes::from_static(
+            br#"{"specversion":"1.0","id":"7","source":"/s","type":"t","partitionkey":"k","datacontenttype":"text/plain","data":"x"}"#,
+        );
+        let it = Delivery::from_parts(headers.clone(), body.clone()).unwrap();
+        assert_eq!((it.kind.as_deref(), it.key.as_deref()), (Some("t"), Some("k")));
+        assert_eq!(
+            (it.content_type.as_deref(), &it.data[..]),
+            (Some("text/plain"), &b"x"[..])
+        );
+        // The same event in binary mode is the same delivery.
+        let binary = delivery(&[("ce-id", "7"), ("ce-source", "/s")]).unwrap();
+        assert_eq!(it.id, binary.id);
+        headers.insert("idempotency-key", "named".parse().unwrap());
+        assert_eq!(Delivery::from_parts(headers.clone(), body).unwrap().id, "named");
+        let broken = Delivery::from_parts(headers, Bytes::from_static(b"{")).unwrap_err();
+        assert!(broken.to_string().starts_with("SEM0602"), "{broken}");
+    }
+
+    #[test]
+    fn batched_mode_and_other_versions_are_refused_not_misread() {
+        for mode in [
+            "application/cloudevents-batch+json",
+            "application/cloudevents+avro",
+        ] {
+            let other = delivery(&[("idempotency-key", "k"), ("content-type", mode)]);
+            assert!(matches!(other, Err(DeliveryError::Mode { .. })), "{mode}");
+        }
         assert!(delivery(&[("idempotency-key", "k"), ("ce-specversion", "2.0")]).is_err());
     }
 }

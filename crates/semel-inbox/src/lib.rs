@@ -3,6 +3,8 @@
 //! [`receive`] takes a webhook [`Delivery`] once: it marks the delivery's id and runs your handler in one transaction
 //! of your own database, so that a crash leaves both or neither, and answers a redelivery without running it again.
 //!
+//! A [`Verifier`] takes only what was signed with a secret that it knows.
+//!
 //! [`settle_batch`] takes a batch of a log's [`Message`]s once, with its positions; a broker's consumer (such as
 //! `semel_kafka::Consumer`) drives it.
 //!
@@ -40,6 +42,7 @@ mod delivery;
 mod message;
 mod receive;
 mod redrive;
+mod verify;
 
 #[cfg(feature = "axum")]
 pub use crate::axum::DeliveryLimits;
@@ -49,3 +52,4 @@ pub use delivery::{Delivery, DeliveryError};
 pub use message::{Handler, Message};
 pub use receive::{HandlerError, ReceiveError, ReceiveOptions, Received, receive, receive_with};
 pub use redrive::{KEYS_FAILED_MAX, Redriven, StillParked, Tried, discard, redrive, redrive_after};
+pub use verify::Verifier;

@@ -1,5 +1,7 @@
 //! Semel's keys on Redis 7 and later: shared by any number of processes on any number of machines.
 //!
+//! [`RedisSink`] is another thing: it appends a relay's events to Redis Streams.
+//!
 //! # Strength
 //! *Keyed* and *guarded*: a key cannot commit together with your tables, as Redis is not where they are.
 //!
@@ -36,6 +38,7 @@ mod names;
 mod record;
 mod redis_store;
 mod runs;
+mod sink;
 mod store;
 mod sweep;
 #[cfg(feature = "tls")]
@@ -44,3 +47,4 @@ mod tls;
 pub use config::{ClientCertificate, Config, Tls};
 pub use health::Facts;
 pub use redis_store::Redis;
+pub use sink::{RedisSink, RedisSinkConfig};

@@ -303,6 +303,18 @@ impl Link {
         }
     }
 
+    /// Commands that go out together, in order, once; an answer each, errors among them.
+    pub(crate) async fn pipeline(
+        &self,
+        operation: &'static str,
+        pipeline: &Pipeline,
+        count: usize,
+    ) -> Result<Vec<Value>, StoreError> {
+        let mut live = self.live(operation).await?;
+        let answers = live.send_all(pipeline, count).await;
+        answers.map_err(|error| self.failed(operation, Doing::Writing, &live, error))
+    }
+
     /// One command that is not about one key.
     pub(crate) async fn ask(
         &self,

@@ -87,7 +87,7 @@ impl Participants for HttpParticipants {
         match self.client.send(request, call.timeout).await {
             Ok(answer) => read(answer),
             Err(error) => match error.kind() {
-                ClientErrorKind::NotSent => Answer::NotSent(error.to_string()),
+                ClientErrorKind::NotSent | ClientErrorKind::Private => Answer::NotSent(error.to_string()),
                 ClientErrorKind::Unknown => unknown(error.to_string()),
                 ClientErrorKind::ResponseTooLarge => match error.status() {
                     Some(status) if status.is_success() && status != StatusCode::ACCEPTED => Answer::TooLarge,

@@ -35,6 +35,7 @@ pub(crate) fn judge_failure(error: &ClientError) -> Result<(), SinkError> {
     let class = match (error.kind(), error.status()) {
         (ClientErrorKind::ResponseTooLarge, Some(status)) if status.is_success() => return Ok(()),
         (ClientErrorKind::ResponseTooLarge, Some(status)) => class(status, None),
+        (ClientErrorKind::Private, _) => SinkErrorClass::Destination,
         _ => SinkErrorClass::Away,
     };
     let text = match error.status() {
@@ -42,6 +43,12 @@ pub(crate) fn judge_failure(error: &ClientError) -> Result<(), SinkError> {
         None => error.to_string(),
     };
     Err(SinkError::new(class, text))
+}
+
+/// What an answer says about the whole host: `false` when it cannot take anything now. One that is at work on this very
+/// event, or asks for patience with it, is there.
+pub(crate) fn is_there(status: StatusCode) -> bool {
+    !matches!(status.as_u16(), 408 | 429 | 500..=599)
 }
 
 const fn class(status: StatusCode, outcome: Option<&[u8]>) -> SinkErrorClass {

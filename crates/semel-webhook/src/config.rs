@@ -1,9 +1,12 @@
 //! Where events are posted, and how.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, Uri};
-use semel_core::{ErrorKind, StoreError};
+use semel_client::Destinations;
+use semel_core::signature::Secret;
+use semel_core::{Clock, ErrorKind, StoreError, SystemClock};
 
 /// Settings of one webhook.
 #[derive(Clone)]
@@ -20,6 +23,16 @@ pub struct WebhookConfig {
     pub connect_timeout: Duration,
     /// Bytes of an answer's body that are read; of a longer one only the status counts. Default 64 KiB.
     pub response_bytes_max: usize,
+    /// Secrets to sign with, `whsec_` and base64 each; while one is being replaced, the new and the old. Default none: then
+    /// nothing is signed.
+    pub secrets: Vec<String>,
+    /// Whether addresses that are not public may be posted to. Default yes, as receivers in one's own network are the
+    /// rule; turn it off where the URL comes from somebody else.
+    pub allow_private: bool,
+    /// What this process asks of each host, shared by all sinks that are given the same. Default its own.
+    pub destinations: Destinations,
+    /// The clock of `webhook-timestamp`.
+    pub clock: Arc<dyn Clock>,
 }
 
 impl WebhookConfig {
@@ -33,6 +46,10 @@ impl WebhookConfig {
             in_flight_max: 64,
             connect_timeout: Duration::from_secs(3),
             response_bytes_max: 64 << 10,
+            secrets: Vec::new(),
+            allow_private: true,
+            destinations: Destinations::default(),
+            clock: Arc::new(SystemClock),
         }
     }
 }
@@ -47,6 +64,8 @@ impl std::fmt::Debug for WebhookConfig {
                 &self.headers.iter().map(|(name, _)| name).collect::<Vec<_>>(),
             )
             .field("in_flight_max", &self.in_flight_max)
+            .field("secrets", &self.secrets.len())
+            .field("allow_private", &self.allow_private)
             .finish_non_exhaustive()
     }
 }
@@ -55,9 +74,12 @@ impl std::fmt::Debug for WebhookConfig {
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) base: String,
+    /// `host:port`, by which limits are kept.
+    pub(crate) authority: String,
     pub(crate) query: String,
     pub(crate) topic_in_path: bool,
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
+    pub(crate) secrets: Vec<Secret>,
 }
 
 impl Target {
@@ -97,7 +119,13 @@ impl Target {
                 Ok((name, value))
             })
             .collect::<Result<_, _>>()?;
+        let secrets = config.secrets.iter().map(|text| Secret::parse(text));
+        let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
         Ok(Self {
+            authority: format!("{}:{port}", authority.host().to_ascii_lowercase()),
+            secrets: secrets
+                .collect::<Result<_, _>>()
+                .map_err(|error| invalid(error.to_string()))?,
             base: format!("{scheme}://{authority}{path}"),
             query: uri.query().map(|query| format!("?{query}")).unwrap_or_default(),
             topic_in_path: config.topic_in_path,
@@ -138,6 +166,25 @@ mod tests {
             "http://h:1/in/orders.v1?a=b"
         );
         assert_eq!(url("https://h", true).unwrap(), "https://h/orders.v1");
+    }
+
+    #[test]
+    fn a_host_is_one_destination_however_its_urls_are_written() {
+        let authority = |url| Target::read(&WebhookConfig::new(url)).unwrap().authority;
+        assert_eq!(authority("http://Host/a"), "host:80");
+        assert_eq!(authority("http://host:80/b?c"), "host:80");
+        assert_eq!(authority("https://host"), "host:443");
+        assert_eq!(authority("http://[::1]:8080/"), "[::1]:8080");
+    }
+
+    #[test]
+    fn a_secret_that_is_none_is_refused_and_not_shown() {
+        let config = WebhookConfig {
+            secrets: vec!["hunter2".to_owned()],
+            ..WebhookConfig::new("http://h/")
+        };
+        let error = Target::read(&config).err().unwrap().to_string();
+        assert!(error.contains("whsec_") && !error.contains("hunter2"), "{error}");
     }
 
     #[test]

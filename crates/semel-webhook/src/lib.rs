@@ -6,6 +6,9 @@
 //! | header | value |
 //! | --- | --- |
 //! | `idempotency-key` | `"<event id>"`, a structured-field string: the same on every attempt |
+//! | `webhook-id` | the event id, as Standard Webhooks has it |
+//! | `webhook-timestamp` | when this attempt was made, in seconds |
+//! | `webhook-signature` | where there are [`secrets`](WebhookConfig::secrets): `v1,…`, one for each, over id, time and body ([`signature`](semel_core::signature)) |
 //! | `ce-specversion`, `ce-id`, `ce-source`, `ce-type`, `ce-time` | CloudEvents |
 //! | `ce-partitionkey` | the ordering key, where there is one |
 //! | `content-type` | the data's media type, where there is one |
@@ -27,14 +30,22 @@
 //!
 //! A body longer than [`WebhookConfig::response_bytes_max`] is not read to its end: the status alone counts.
 //!
+//! # The host
+//! At most so many requests are on their way to one host, of all sinks that share
+//! [`Destinations`](WebhookConfig::destinations). After so many failures in a row (no answer, 408, 429, 5xx) it is left alone
+//! for a pause that grows, but for one try at its end; whatever else would have been sent counts as away meanwhile and
+//! spends no attempt.
+//!
+//! With [`allow_private`](WebhookConfig::allow_private) off, addresses that are not public are not connected to: the class
+//! is destination.
+//!
 //! # Guarantees
-//! Every attempt is the same request. One per ordering key at a time. A whole exchange ends within its deadline and
-//! holds [`WebhookConfig::response_bytes_max`] bytes at most.
+//! Every attempt is the same request, but for its time and signatures. One per ordering key at a time. A whole exchange
+//! ends within its deadline and holds [`WebhookConfig::response_bytes_max`] bytes at most.
 //!
 //! # Not guaranteed
 //! - That a receiver sees an event once: it drops keys it has seen (`semel-inbox` does).
-//! - Who sent it: signatures (Standard Webhooks) are not built yet; use TLS and a header with a secret, see
-//!   [`WebhookConfig::headers`]. Addresses in private networks are not refused: URLs come from the operator.
+//! - A signature covers id, time and body, no other header.
 
 mod answer;
 mod config;
@@ -42,4 +53,5 @@ mod request;
 mod sink;
 
 pub use config::WebhookConfig;
+pub use semel_client::{DestinationPolicy, DestinationState, Destinations};
 pub use sink::WebhookSink;

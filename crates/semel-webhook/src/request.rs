@@ -7,17 +7,31 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{HeaderName, Request};
 use semel_core::limits::{self, LimitExceeded};
 use semel_core::store::OutboxRow;
-use semel_core::{Event, Timestamp, wire};
+use semel_core::{Event, Timestamp, signature, wire};
 
 use crate::config::Target;
 
-/// The request for this row: the same one on every attempt.
-pub(crate) fn request(target: &Target, row: &OutboxRow) -> Result<Request<Bytes>, http::Error> {
+/// The request for this row: the same one on every attempt but for its time and its signatures.
+pub(crate) fn request(
+    target: &Target,
+    row: &OutboxRow,
+    now: Timestamp,
+) -> Result<Request<Bytes>, http::Error> {
     let event = &row.event;
-    let mut request = Request::post(target.url(&event.topic))
-        .header(wire::IDEMPOTENCY_KEY, format!("\"{}\"", event.id))
+    let id = event.id.to_string();
+    let sent = signature::timestamp(now);
+    let mut request =
+        Request::post(target.url(&event.topic)).header(wire::IDEMPOTENCY_KEY, format!("\"{id}\""));
+    if !target.secrets.is_empty() {
+        let body = event.data.as_deref().unwrap_or_default();
+        let signatures = signature::sign(&target.secrets, &id, &sent, body);
+        request = request.header(wire::WEBHOOK_SIGNATURE, signatures);
+    }
+    let mut request = request
+        .header(wire::WEBHOOK_ID, &id)
+        .header(wire::WEBHOOK_TIMESTAMP, sent)
         .header("ce-specversion", "1.0")
-        .header("ce-id", event.id.to_string())
+        .header("ce-id", id)
         .header("ce-source", encode(event.source.as_bytes()))
         .header("ce-type", encode(event.kind.as_bytes()))
         .header("ce-time", time(row.created_at))
@@ -106,7 +120,7 @@ mod tests {
             created_at: Timestamp(1_796_083_199_999_999),
             event,
         };
-        request(&target, &row).unwrap()
+        request(&target, &row, Timestamp(1_796_083_200_500_000)).unwrap()
     }
 
     #[test]
@@ -136,9 +150,44 @@ mod tests {
         assert_eq!(one("semel-topic").unwrap(), "Orders");
         assert_eq!(one("content-type").unwrap(), "application/json");
         assert_eq!(one("semel-tombstone"), None);
+        assert_eq!(one("webhook-id"), one("ce-id"));
+        assert_eq!(one("webhook-timestamp").unwrap(), "1796083200");
+        assert_eq!(one("webhook-signature"), None, "there is no secret");
         let passed: Vec<_> = request.headers().get_all("semel-h-trace-id").iter().collect();
         assert_eq!(passed, ["%00%25", "2"]);
         assert_eq!(request.body(), &b"{\"a\": 1}\n"[..]);
+    }
+
+    #[test]
+    fn the_bytes_that_are_sent_are_signed_by_each_secret() {
+        let secrets = [
+            "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+            "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYX",
+        ];
+        let mut config = WebhookConfig::new("http://h/in");
+        config.secrets = secrets.map(str::to_owned).into();
+        let target = Target::read(&config).unwrap();
+        let row = OutboxRow {
+            row: 4,
+            created_at: Timestamp(0),
+            event: Event::new(Uuid::from_u128(7), "t", "x").with_data("text/plain", "a\0\n"),
+        };
+        let now = Timestamp(1_796_083_200_000_000);
+        let request = request(&target, &row, now).unwrap();
+        let text = |name: &str| request.headers()[name].to_str().unwrap();
+        for secret in secrets {
+            let known = [signature::Secret::parse(secret).unwrap()];
+            signature::verify(
+                &known,
+                text("webhook-id"),
+                text("webhook-timestamp"),
+                text("webhook-signature"),
+                request.body(),
+                now,
+                0,
+            )
+            .unwrap();
+        }
     }
 
     #[test]

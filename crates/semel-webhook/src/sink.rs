@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use semel_client::{HttpClient, Limits};
+use semel_client::{ClientErrorKind, Closed, Destinations, HttpClient, Limits};
 use semel_core::limits::LimitExceeded;
 use semel_core::store::{OutboxRow, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder};
-use semel_core::{Event, StoreError};
+use semel_core::{Clock, Event, StoreError};
 
 use crate::answer;
 use crate::config::{Target, WebhookConfig};
@@ -28,9 +28,16 @@ const PROBE: Duration = Duration::from_secs(5);
 /// # Ok::<(), semel_core::StoreError>(())
 /// ```
 pub struct WebhookSink {
-    client: HttpClient,
-    target: Arc<Target>,
+    post: Arc<Post>,
     in_flight_max: usize,
+}
+
+/// What every request needs.
+struct Post {
+    client: HttpClient,
+    target: Target,
+    destinations: Destinations,
+    clock: Arc<dyn Clock>,
 }
 
 impl std::fmt::Debug for WebhookSink {
@@ -45,37 +52,77 @@ impl WebhookSink {
     /// A sink for this URL. Opens no connection yet.
     ///
     /// # Errors
-    /// `Invalid`: a URL or header that cannot be used.
+    /// `Invalid`: a URL, header or secret that cannot be used.
     pub fn new(config: WebhookConfig) -> Result<Self, StoreError> {
-        let target = Arc::new(Target::read(&config)?);
+        let target = Target::read(&config)?;
         let client = HttpClient::new(Limits {
             response_bytes_max: config.response_bytes_max,
             connect_timeout: config.connect_timeout,
             idle_per_host_max: config.in_flight_max.max(1),
+            allow_private: config.allow_private,
         });
-        Ok(Self {
+        let post = Post {
             client,
             target,
+            destinations: config.destinations,
+            clock: config.clock,
+        };
+        Ok(Self {
+            post: Arc::new(post),
             in_flight_max: config.in_flight_max.max(1),
         })
     }
 }
 
-async fn send(
-    client: HttpClient,
-    target: Arc<Target>,
-    row: Arc<OutboxRow>,
-    deadline: Duration,
-) -> Result<(), SinkError> {
-    let request = request::request(&target, &row).map_err(|error| {
+async fn send(post: Arc<Post>, row: Arc<OutboxRow>, deadline: Duration) -> Result<(), SinkError> {
+    let begun = post.clock.monotonic();
+    // Whoever waits longer than half of the time for a place would have too little left for the exchange itself.
+    let entered = match post
+        .destinations
+        .enter(&post.target.authority, deadline / 2)
+        .await
+    {
+        Ok(entered) => entered,
+        Err(closed) => return Err(kept_back(&closed)),
+    };
+    let request = request::request(&post.target, &row, post.clock.now()).map_err(|error| {
         SinkError::new(
             SinkErrorClass::Message,
             format!("no request can be made of it: {error}"),
         )
     })?;
-    match client.send(request, deadline).await {
-        Ok(answer) => answer::judge(&answer),
-        Err(error) => answer::judge_failure(&error),
+    let left = deadline.saturating_sub(post.clock.monotonic().saturating_sub(begun));
+    match post.client.send(request, left).await {
+        Ok(answer) => {
+            let result = answer::judge(&answer);
+            match &result {
+                Err(error) if !answer::is_there(answer.status()) => entered.failed(&error.message),
+                _ => entered.answered(),
+            }
+            result
+        }
+        Err(error) => {
+            let result = answer::judge_failure(&error);
+            match (&result, error.status()) {
+                (_, Some(status)) if answer::is_there(status) => entered.answered(),
+                (Err(error), _) if error.class == SinkErrorClass::Away => entered.failed(&error.message),
+                // Refused by the guard: nobody was asked.
+                _ => drop(entered),
+            }
+            result
+        }
+    }
+}
+
+/// Nothing was sent.
+fn kept_back(closed: &Closed) -> SinkError {
+    match closed {
+        Closed::Open { retry_after, .. } => {
+            let mut error = SinkError::new(SinkErrorClass::Away, closed.to_string());
+            error.retry_after = Some(*retry_after);
+            error
+        }
+        Closed::Full { .. } => SinkError::new(SinkErrorClass::HeldBack, closed.to_string()),
     }
 }
 
@@ -98,14 +145,7 @@ impl Sink for WebhookSink {
     fn publish_many(&self, rows: &[Arc<OutboxRow>], deadline: Duration) -> SinkFuture {
         let sends: Vec<_> = rows
             .iter()
-            .map(|row| {
-                send(
-                    self.client.clone(),
-                    Arc::clone(&self.target),
-                    Arc::clone(row),
-                    deadline,
-                )
-            })
+            .map(|row| send(Arc::clone(&self.post), Arc::clone(row), deadline))
             .collect();
         Box::pin(join_all(sends))
     }
@@ -115,18 +155,23 @@ impl Sink for WebhookSink {
     /// says when there is none behind it.
     async fn probe(&self) -> Result<(), SinkError> {
         let away = |text: String| SinkError::new(SinkErrorClass::Away, text);
-        let mut request = http::Request::head(self.target.url("probe"));
-        for (name, value) in &self.target.headers {
+        let mut request = http::Request::head(self.post.target.url("probe"));
+        for (name, value) in &self.post.target.headers {
             request = request.header(name, value);
         }
         let request = request
             .body(bytes::Bytes::new())
             .map_err(|error| away(error.to_string()))?;
-        let answer = self
-            .client
-            .send(request, PROBE)
-            .await
-            .map_err(|error| away(error.to_string()))?;
+        let answer = match self.post.client.send(request, PROBE).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                let class = match error.kind() {
+                    ClientErrorKind::Private => SinkErrorClass::Destination,
+                    _ => SinkErrorClass::Away,
+                };
+                return Err(SinkError::new(class, error.to_string()));
+            }
+        };
         match answer.status().as_u16() {
             502..=504 => Err(away(answer.status().to_string())),
             _ => Ok(()),

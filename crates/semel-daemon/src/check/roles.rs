@@ -9,8 +9,8 @@ use tokio::time::timeout;
 
 use super::findings::Finding;
 use super::gateway;
-use crate::config::Config;
 use crate::config::sink::SinkConfig;
+use crate::config::{Config, RelayConfig};
 use crate::sinks;
 
 /// How long a server may take to accept a connection.
@@ -24,7 +24,11 @@ pub(crate) async fn check(config: &Config, findings: &mut Vec<Finding>) {
     findings.push(port("server", config.server.listen, running).await);
     for relay in &config.relays {
         let part = format!("relay {}", relay.name);
-        findings.push(receiver(&part, &relay.sink).await);
+        findings.push(receiver(&part, relay).await);
+        #[cfg(feature = "redis")]
+        if let SinkConfig::Redis(redis) = &relay.sink {
+            findings.extend(forgets(&part, redis).await);
+        }
         findings.push(Finding::ok(part, "guarantee", relay_guarantee(&relay.sink)));
     }
     for gateway in &config.gateways {
@@ -69,16 +73,45 @@ const fn relay_guarantee(sink: &SinkConfig) -> &'static str {
         SinkConfig::Kafka(_) => {
             "at least once with one ce_id, in order per key, acks=all; keyed where the consumer deduplicates"
         }
+        SinkConfig::Redis(_) => {
+            "at least once with one ce_id, in order per key, for as long as Redis remembers; keyed where the consumer \
+             deduplicates"
+        }
     }
 }
 
+/// What a Redis whose streams get events could lose of them.
+#[cfg(feature = "redis")]
+async fn forgets(part: &str, config: &crate::config::sink_redis::RedisConfig) -> Option<Finding> {
+    let sink = sinks::redis_sink(config).ok()?;
+    // Who does not answer is told about as a receiver.
+    let all = timeout(PROBE, sink.facts()).await.ok()?.ok()?;
+    let facts = all.first()?;
+    let trouble = if facts.policy != "noeviction" {
+        format!(
+            "maxmemory-policy is {}: Redis may throw whole streams away",
+            facts.policy
+        )
+    } else if !facts.append_only {
+        "no append-only file: a crash of Redis forgets the streams".to_owned()
+    } else if facts.append_fsync.as_deref() != Some("always") {
+        "appendfsync is not always: a crash of the machine forgets about the last second of events".to_owned()
+    } else {
+        return None;
+    };
+    let fix = "set maxmemory-policy noeviction, appendonly yes and appendfsync always; events that were published stay in \
+               the outbox for keep_ms";
+    Some(Finding::warn(part, "durability", trouble, fix))
+}
+
 /// Whether the receiver of a relay is there.
-async fn receiver(part: &str, config: &SinkConfig) -> Finding {
-    let shown = match config {
+async fn receiver(part: &str, relay: &RelayConfig) -> Finding {
+    let shown = match &relay.sink {
         SinkConfig::Webhook(webhook) => webhook.url.to_string(),
         SinkConfig::Kafka(kafka) => kafka.brokers.join(","),
+        SinkConfig::Redis(redis) => redis.url.to_string(),
     };
-    let sink = match sinks::build(config) {
+    let sink = match sinks::for_relay(relay, &semel_client::Destinations::default()) {
         Ok(sink) => sink,
         Err(error) => return Finding::bad(part, "receiver", chain(&error), "mend the settings of the sink"),
     };

@@ -4,6 +4,7 @@
 //! holds its fields, its type and its reading.
 
 pub(crate) mod api;
+pub(crate) mod destinations;
 pub(crate) mod docs;
 pub(crate) mod expand;
 pub(crate) mod mistake;
@@ -12,6 +13,7 @@ pub(crate) mod relay;
 pub(crate) mod saga;
 pub(crate) mod server;
 pub(crate) mod sink;
+pub(crate) mod sink_redis;
 pub(crate) mod spec;
 pub(crate) mod store;
 
@@ -52,6 +54,12 @@ const ROOT: Section = Section {
         field("stores", "tables by name", "", "more stores"),
         field("relay", "list of tables", "", "from an outbox to a sink"),
         field(
+            "destinations",
+            "table",
+            "",
+            "what the webhooks of all relays ask of one host",
+        ),
+        field(
             "gateway",
             "list of tables",
             "",
@@ -73,6 +81,8 @@ pub(crate) const SECTIONS: &[&Section] = &[
     &sink::SINK,
     &sink::WEBHOOK,
     &sink::KAFKA,
+    &sink_redis::REDIS,
+    &destinations::DESTINATIONS,
     &gateway::GATEWAY,
     &gateway::ROUTE,
     &gateway::TLS,
@@ -91,6 +101,8 @@ pub(crate) struct Config {
     pub(crate) stores: Vec<StoreConfig>,
     /// The relays.
     pub(crate) relays: Vec<RelayConfig>,
+    /// What their webhooks ask of one host.
+    pub(crate) destinations: semel_client::DestinationPolicy,
     /// The gateways.
     pub(crate) gateways: Vec<GatewayConfig>,
     /// The key API, when it is on.
@@ -261,8 +273,10 @@ fn read_all<'a>(reader: &'a Reader<'a>, document: &'a DeTable<'a>, folder: &Path
         not_in_memory(&table, &stores, &api.store);
         Some(api)
     });
+    let destinations = root.table("destinations", &destinations::DESTINATIONS);
     Config {
         relays,
+        destinations: destinations.map_or_else(Default::default, |table| destinations::read(&table)),
         gateways: root
             .tables("gateway", &gateway::GATEWAY)
             .iter()

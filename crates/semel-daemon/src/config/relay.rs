@@ -3,12 +3,13 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use semel_core::mapping::Mapping;
 use semel_core::relay::{Poison, RelayPolicy};
 use semel_core::store::SHARDS_MAX;
 
 use super::read::{At, Table};
 use super::sink::{self, SinkConfig};
-use super::spec::{Section, field, required};
+use super::spec::{Section, field, required, secret};
 
 /// `[[relay]]`.
 pub(crate) const RELAY: Section = Section {
@@ -37,7 +38,38 @@ pub(crate) const RELAY: Section = Section {
         required(
             "sink",
             "table",
-            "where events go: `{ webhook = { … } }` or `{ kafka = { … } }`",
+            "where events go: `{ webhook = { … } }`, `{ kafka = { … } }` or `{ redis = { … } }`",
+        ),
+        field(
+            "topic",
+            "text",
+            "`{topic}`",
+            "the topic that events are sent to: a template in which `{topic}` is the one that the event names",
+        ),
+        field(
+            "topics",
+            "table of texts",
+            "none",
+            "the topic for events of some topics, such as `{ orders = \"shop-orders-v2\" }`; goes before `topic`",
+        ),
+        field(
+            "headers_drop",
+            "list of texts",
+            "none",
+            "headers of events that are not sent, in any case of letters",
+        ),
+        secret(field(
+            "headers_add",
+            "table of texts",
+            "none",
+            "headers that every event gets behind its own; drop the same name to replace it",
+        )),
+        field(
+            "cloudevents",
+            "word",
+            "`binary`",
+            "`binary` sends data as it was written and its attributes as headers; `structured` sends both as one JSON \
+             document (`application/cloudevents+json`), a tombstone excepted",
         ),
         field(
             "poison",
@@ -106,6 +138,8 @@ pub(crate) struct RelayConfig {
     pub(crate) shards: Option<u16>,
     /// Where events go.
     pub(crate) sink: SinkConfig,
+    /// What is changed about events before they are sent.
+    pub(crate) mapping: Mapping,
     /// The numbers of the machine.
     pub(crate) policy: RelayPolicy,
     /// How long a dead owner blocks its shards.
@@ -129,6 +163,7 @@ pub(crate) fn read(table: &Table<'_>) -> Option<RelayConfig> {
     let shards = table.number("shards", 1..=u64::from(SHARDS_MAX));
     let lease = table.number("lease_ms", 1_000..=3_600_000).unwrap_or(15_000);
     let keep = table.number("keep_ms", 0..=31_536_000_000).unwrap_or(3_600_000);
+    let mapping = mapping(table);
     let policy = policy(table);
     if policy.send_timeout_ms >= lease {
         table.mistake(
@@ -143,6 +178,7 @@ pub(crate) fn read(table: &Table<'_>) -> Option<RelayConfig> {
         streams: streams?,
         shards: shards.and_then(|n| u16::try_from(n).ok()),
         sink: sink?,
+        mapping,
         policy,
         lease: Duration::from_millis(lease),
         keep: Duration::from_millis(keep),
@@ -177,6 +213,31 @@ fn streams(table: &Table<'_>) -> Option<Vec<String>> {
         table.claim_stream(stream);
     }
     Some(streams.into_iter().map(|at| at.value).collect())
+}
+
+fn mapping(table: &Table<'_>) -> Mapping {
+    let modes = [("binary", false), ("structured", true)];
+    let topic = table.text("topic");
+    let dropped = table.texts("headers_drop").unwrap_or_default();
+    let mapping = Mapping {
+        topics: table.properties("topics"),
+        topic: topic.map(|at| at.value),
+        headers_drop: dropped.into_iter().map(|at| at.value).collect(),
+        headers_add: table
+            .properties("headers_add")
+            .into_iter()
+            .map(|(name, value)| (name, value.into()))
+            .collect(),
+        structured: table.word("cloudevents", &modes).unwrap_or(false),
+    };
+    if let Err(limit) = mapping.check() {
+        table.mistake(
+            table.span(),
+            format!("`topic`, `topics` or `headers_add`: {limit}"),
+            "use what every sink can send",
+        );
+    }
+    mapping
 }
 
 fn policy(table: &Table<'_>) -> RelayPolicy {

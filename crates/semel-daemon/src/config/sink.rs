@@ -5,6 +5,8 @@ use std::fmt;
 use std::time::Duration;
 
 use super::read::Table;
+use super::server::Secret;
+use super::sink_redis::{self, RedisConfig};
 use super::spec::{Section, field, required, secret};
 
 /// `sink` of a relay.
@@ -19,6 +21,7 @@ pub(crate) const SINK: Section = Section {
             "",
             "Kafka; needs a build with `--features kafka`",
         ),
+        field("redis", "table", "", "Redis Streams"),
     ],
 };
 
@@ -47,6 +50,20 @@ pub(crate) const WEBHOOK: Section = Section {
             "requests on their way at most, for each shard",
         ),
         field("connect_timeout_ms", "ms", "3000", "how long connecting may take"),
+        secret(field(
+            "secrets",
+            "list of texts",
+            "none: nothing is signed",
+            "secrets to sign with (Standard Webhooks), such as `[\"${SHIPPING_SECRET}\"]`: `whsec_` and the base64 of 24 to 64 \
+             random bytes; two while one is being replaced",
+        )),
+        field(
+            "allow_private",
+            "true or false",
+            "`true`",
+            "whether addresses that are not public may be posted to; `false` refuses them when connecting, whatever the \
+             host's name says: for URLs that come from somebody else",
+        ),
     ],
 };
 
@@ -90,7 +107,12 @@ pub(crate) enum SinkConfig {
     Webhook(WebhookConfig),
     /// Kafka.
     Kafka(KafkaConfig),
+    /// Redis Streams.
+    Redis(RedisConfig),
 }
+
+/// The sinks there are.
+const KINDS: [&str; 3] = ["webhook", "kafka", "redis"];
 
 /// `sink.webhook`.
 #[derive(Clone)]
@@ -105,6 +127,10 @@ pub(crate) struct WebhookConfig {
     pub(crate) in_flight_max: usize,
     /// How long connecting may take.
     pub(crate) connect_timeout: Duration,
+    /// Secrets to sign with.
+    pub(crate) secrets: Vec<Secret>,
+    /// Whether addresses that are not public may be posted to.
+    pub(crate) allow_private: bool,
 }
 
 impl fmt::Debug for WebhookConfig {
@@ -146,16 +172,21 @@ impl fmt::Debug for KafkaConfig {
 pub(crate) fn read(table: &Table<'_>) -> Option<SinkConfig> {
     let webhook = table.table("webhook", &WEBHOOK);
     let kafka = table.table("kafka", &KAFKA);
-    if table.has("webhook") && table.has("kafka") {
+    let redis = table.table("redis", &sink_redis::REDIS);
+    let named: Vec<_> = KINDS.into_iter().filter(|kind| table.has(kind)).collect();
+    if named.len() > 1 {
+        let message = format!("a sink is one thing, and this one is {}", named.join(" and "));
         let fix = "keep one; a second [[relay]] can serve the other";
-        table.mistake(table.span(), "a sink is either webhook or kafka", fix);
-    } else if !table.has("webhook") && !table.has("kafka") {
+        table.mistake(table.span(), message, fix);
+    } else if named.is_empty() {
+        let message = format!("the sink says none of {}", KINDS.join(", "));
         let fix = "write sink = { webhook = { url = \"http://…\" } }";
-        table.mistake(table.span(), "the sink says neither webhook nor kafka", fix);
+        table.mistake(table.span(), message, fix);
     }
     let webhook = webhook.map(|table| read_webhook(&table));
     let kafka = kafka.map(|table| read_kafka(&table));
-    webhook.or(kafka)?
+    let redis = redis.map(|table| sink_redis::read(&table).map(SinkConfig::Redis));
+    webhook.or(kafka).or(redis)?
 }
 
 fn read_kafka(table: &Table<'_>) -> Option<SinkConfig> {
@@ -201,6 +232,14 @@ fn read_webhook(table: &Table<'_>) -> Option<SinkConfig> {
     let in_flight = table.number("in_flight_max", 1..=10_000).unwrap_or(64);
     let connect = table.number("connect_timeout_ms", 1..=60_000).unwrap_or(3_000);
     let topic_in_path = table.boolean("topic_in_path").unwrap_or(false);
+    let secrets = table.texts("secrets").unwrap_or_default();
+    for secret in &secrets {
+        if semel_core::signature::Secret::parse(&secret.value).is_err() {
+            let message = "a webhook secret is `whsec_` and the base64 of 24 to 64 random bytes";
+            let fix = "make one with: echo whsec_$(openssl rand -base64 32)";
+            table.mistake(secret.span.clone(), message, fix);
+        }
+    }
     let headers = table.properties("headers");
     Some(SinkConfig::Webhook(WebhookConfig {
         url: url?.value,
@@ -208,5 +247,7 @@ fn read_webhook(table: &Table<'_>) -> Option<SinkConfig> {
         headers,
         in_flight_max: usize::try_from(in_flight).unwrap_or(usize::MAX),
         connect_timeout: Duration::from_millis(connect),
+        secrets: secrets.into_iter().map(|at| Secret::new(at.value)).collect(),
+        allow_private: table.boolean("allow_private").unwrap_or(true),
     }))
 }

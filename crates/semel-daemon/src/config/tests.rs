@@ -136,7 +136,7 @@ semel.toml:11:28: `url` is no http URL
 semel.toml:11:39: unknown field `secrt` in sink.webhook
   11 | sink = { webhook = { url = "ftp://x", secrt = "*******" } }
      |                                       ^^^^^
-     = known here: url, topic_in_path, headers, in_flight_max, connect_timeout_ms
+     = did you mean `secrets`?
 
 semel.toml:14:15: `concurrency` is 0, outside 1 to 1000000
   14 | concurrency = 0

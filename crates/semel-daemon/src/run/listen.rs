@@ -188,6 +188,7 @@ mod tests {
             tasks: TaskTracker::new(),
             health: Health::default(),
             metrics: Arc::new(Metrics::new()),
+            destinations: semel_client::Destinations::default(),
         });
         let bound = Bound::bind(([127, 0, 0, 1], 0).into(), "listen").await.unwrap();
         let address = bound.address();

@@ -32,6 +32,8 @@ mod threads;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use semel_client::Destinations;
+use semel_core::SystemClock;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -60,6 +62,8 @@ pub(crate) struct Context {
     pub(crate) health: Health,
     /// What `/metrics` says.
     pub(crate) metrics: Arc<Metrics>,
+    /// What the webhooks of all relays ask of each host.
+    pub(crate) destinations: Destinations,
 }
 
 /// Runs until told to stop.
@@ -92,6 +96,7 @@ async fn serve(mut config: Config, path: std::path::PathBuf) -> Exit {
         tasks: TaskTracker::new(),
         health: Health::default(),
         metrics: Arc::new(Metrics::new()),
+        destinations: Destinations::new(config.destinations, Arc::new(SystemClock)),
     });
     // Ports first: a second daemon by mistake should say so before it touches anything.
     let server = match Bound::bind(config.server.listen, "[server] listen").await {

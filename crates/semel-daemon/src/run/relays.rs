@@ -57,7 +57,7 @@ impl Stream {
             store = self.store.ready() => store,
             () = stop.cancelled() => return Ok(()),
         };
-        let sink = sinks::build(&self.config.sink)?;
+        let sink = sinks::for_relay(&self.config, &self.context.destinations)?;
         let relay = Relay::new(store.outbox()?, sink, self.settings(&store));
         let handle = relay.handle();
         self.context

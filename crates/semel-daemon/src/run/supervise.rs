@@ -98,6 +98,7 @@ mod tests {
             tasks: TaskTracker::new(),
             health: Health::default(),
             metrics: Arc::new(Metrics::new()),
+            destinations: semel_client::Destinations::default(),
         })
     }
 

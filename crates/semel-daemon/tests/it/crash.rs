@@ -22,19 +22,19 @@ use super::receiver::{Receiver, Seen};
 
 /// Points that the daemon passes; the others belong to processes that hold an inbox or a barrier.
 const ROLES: [&str; 3] = ["key.", "relay.", "saga."];
-const EVENTS: usize = 30;
-const KEYS: usize = 3;
+pub(crate) const EVENTS: usize = 30;
+pub(crate) const KEYS: usize = 3;
 const SAGAS: usize = 6;
 
 /// The business side of a store.
 #[derive(Clone)]
-enum Shop {
+pub(crate) enum Shop {
     Sqlite(PathBuf),
     Postgres(String),
 }
 
 impl Shop {
-    fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         match self {
             Self::Sqlite(path) => format!("sqlite:{}", path.display()),
             Self::Postgres(url) => url.clone(),
@@ -42,7 +42,7 @@ impl Shop {
     }
 
     /// Enqueues all events, each in a transaction of its own.
-    async fn enqueue(&self) {
+    pub(crate) async fn enqueue(&self) {
         let event = |n: usize| {
             Event::new(uuid_v7(&SystemClock), "orders", "order.placed")
                 .with_key(format!("k{}", n % KEYS))

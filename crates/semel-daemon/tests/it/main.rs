@@ -31,3 +31,5 @@ mod saga_api;
 mod sagas;
 mod stop;
 mod stores;
+#[cfg(feature = "redis")]
+mod streams;

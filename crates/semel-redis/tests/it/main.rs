@@ -9,6 +9,8 @@ mod history;
 mod laws;
 mod layout;
 mod refusals;
+mod sink;
+mod sink_laws;
 #[cfg(feature = "tls")]
 mod tls;
 mod trouble;

@@ -1,0 +1,229 @@
+//! From an outbox to Redis Streams through the daemon; and what a relay changes about events, for every sink.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use axum::response::IntoResponse as _;
+use futures_util::StreamExt as _;
+use semel_core::crash::{CRASH_POINTS, LAST_WORDS};
+use semel_core::host::uuid_v7;
+use semel_core::{Event, SystemClock};
+use semel_testkit::servers::{RedisServer, postgres, redis};
+
+use super::crash::{EVENTS, KEYS, Shop};
+use super::daemon::{Folder, json, run, until};
+use super::receiver::Receiver;
+
+/// The entries of a stream, each by field.
+fn entries(server: &RedisServer, url: &str, stream: &str) -> Vec<BTreeMap<String, String>> {
+    let database = url.rsplit_once('/').unwrap().1;
+    let text = server.cli(&["-n", database, "--json", "XRANGE", stream, "-", "+"]);
+    let found: Vec<(String, Vec<String>)> = serde_json::from_str(&text).unwrap();
+    let fields = |pairs: Vec<String>| {
+        pairs
+            .chunks(2)
+            .map(|pair| (pair[0].clone(), pair[1].clone()))
+            .collect()
+    };
+    found.into_iter().map(|(_, pairs)| fields(pairs)).collect()
+}
+
+/// What a consumer that drops ids it has seen is left with: how many, and their numbers by key, in order.
+fn applied(url: &str) -> (usize, BTreeMap<String, Vec<u64>>) {
+    let (mut ids, mut keys) = (BTreeSet::new(), BTreeMap::<String, Vec<u64>>::new());
+    for entry in entries(redis(), url, "orders") {
+        if ids.insert(entry["ce_id"].clone()) {
+            let data: serde_json::Value = serde_json::from_str(&entry["data"]).unwrap();
+            let n = data["n"].as_u64().unwrap();
+            keys.entry(entry["ce_partitionkey"].clone()).or_default().push(n);
+        }
+    }
+    (ids.len(), keys)
+}
+
+/// The daemon dies at this point; the next one goes on. Nothing is lost, and after repeats are dropped by their id each key
+/// is in order.
+async fn dies_at(point: &str, shop: impl FnOnce(&Folder) -> Shop) {
+    let url = redis().fresh_database();
+    let folder = Folder::new("");
+    let shop = shop(&folder);
+    folder.append(&format!(
+        "[store]\nurl = \"{}\"\nmigrate = true\n\
+         [[relay]]\nname = \"orders\"\nshards = 2\nlease_ms = 1200\nsend_timeout_ms = 1000\nsink.redis.url = \"{url}\"\n",
+        shop.url(),
+    ));
+    assert_eq!(run(folder.path(), &["migrate"]).status.code(), Some(0));
+    shop.enqueue().await;
+    let mut armed = folder.spawn(&[("SEMEL_CRASH_POINT", point)]);
+    let (_, log) = armed.ended().await;
+    assert!(log.contains(LAST_WORDS), "{point}: it ended otherwise:\n{log}");
+
+    let daemon = folder.start().await;
+    daemon.until_ready().await;
+    until("every event arrived", async || applied(&url).0 == EVENTS).await;
+    let (_, keys) = applied(&url);
+    for key in 0..KEYS {
+        let expected: Vec<u64> = (key as u64..EVENTS as u64).step_by(KEYS).collect();
+        assert_eq!(keys[&format!("k{key}")], expected, "{point}");
+    }
+    let (code, log) = daemon.stop().await;
+    assert_eq!(code, 0, "{point}: {log}");
+}
+
+async fn each_point(shop: impl Fn(&Folder) -> Shop) {
+    let points = CRASH_POINTS.iter().filter(|point| point.starts_with("relay."));
+    futures_util::stream::iter(points)
+        .map(|point| dies_at(point, &shop))
+        .buffer_unordered(3)
+        .collect::<()>()
+        .await;
+}
+
+#[tokio::test]
+async fn at_every_point_from_sqlite_into_a_stream() {
+    each_point(|folder| Shop::Sqlite(folder.file("semel.db"))).await;
+}
+
+#[tokio::test]
+async fn at_every_point_from_postgresql_into_a_stream() {
+    each_point(|_| Shop::Postgres(postgres().fresh_database())).await;
+}
+
+async fn enqueue(db: &semel_sqlite::Sqlite, topic: &str, text: &str) -> Event {
+    let mut event = Event::new(uuid_v7(&SystemClock), topic, "order.placed")
+        .with_key("k")
+        .with_header("internal", "x")
+        .with_header("kept", "y")
+        .with_data("application/json", text.to_owned());
+    event.traceparent = Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned());
+    let mut tx = db.begin().await.unwrap();
+    semel_sqlite::tx::enqueue(&mut tx, &event).await.unwrap();
+    db.commit(tx).await.unwrap();
+    event
+}
+
+/// Two databases, two sinks, one daemon; the same changes for both.
+#[tokio::test]
+async fn relays_send_to_other_topics_with_other_headers_and_in_structured_mode() {
+    let url = redis().fresh_database();
+    let receiver = Receiver::start().await;
+    let changes = "topic = \"shop.{topic}\"\ntopics = { orders = \"orders-v2\" }\nheaders_drop = [\"Internal\"]\n\
+                   headers_add = { env = \"prod\" }\ncloudevents = \"structured\"\n";
+    let folder = Folder::new(&format!(
+        "[stores.one]\nurl = \"sqlite:one.db\"\n[stores.two]\nurl = \"sqlite:two.db\"\n\
+         [[relay]]\nname = \"stream\"\nstore = \"one\"\n{changes}sink.redis = {{ url = \"{url}\", key = \"events:{{{{topic}}}}\" }}\n\
+         [[relay]]\nname = \"hook\"\nstore = \"two\"\n{changes}\
+         sink.webhook = {{ url = \"{}\", secrets = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\" }}\n",
+        receiver.url("/events"),
+    ));
+    let one = super::relays::shop(&folder.file("one.db")).await;
+    let two = super::relays::shop(&folder.file("two.db")).await;
+    let text = "{\"total\": 42.0}";
+    let (a, b) = (
+        enqueue(&one, "orders", text).await,
+        enqueue(&one, "parcels", text).await,
+    );
+    let c = enqueue(&two, "parcels", text).await;
+    let daemon = folder.start().await;
+    daemon.until_ready().await;
+
+    let document = |event: &Event, topic: &str| {
+        serde_json::json!({
+            "specversion": "1.0", "id": event.id.to_string(), "source": "/semel", "type": "order.placed",
+            "datacontenttype": "application/json", "partitionkey": "k", "traceparent": event.traceparent,
+            "semeltopic": topic, "data": { "total": 42.0 },
+        })
+    };
+    let without_time = |text: &str| {
+        let mut it: serde_json::Value = serde_json::from_str(text).unwrap();
+        assert!(
+            it.as_object_mut()
+                .unwrap()
+                .remove("time")
+                .is_some_and(|time| time.is_string())
+        );
+        it
+    };
+    for (event, topic) in [(&a, "orders-v2"), (&b, "shop.parcels")] {
+        let stream = format!("events:{{{topic}}}");
+        until("it is in its stream", async || {
+            !entries(redis(), &url, &stream).is_empty()
+        })
+        .await;
+        let entry = entries(redis(), &url, &stream).remove(0);
+        assert_eq!(without_time(&entry["data"]), document(event, topic));
+        let of = |name: &str| entry.get(name).map(String::as_str);
+        assert_eq!(of("ce_id"), Some(event.id.to_string().as_str()));
+        assert_eq!(of("content-type"), Some("application/cloudevents+json"));
+        assert_eq!(of("traceparent"), event.traceparent.as_deref());
+        assert_eq!(
+            (of("h:internal"), of("h:kept"), of("h:env")),
+            (None, Some("y"), Some("prod"))
+        );
+    }
+
+    until("it was posted", async || !receiver.seen().is_empty()).await;
+    let request = receiver.seen().remove(0);
+    assert_eq!(
+        without_time(&request.json().to_string()),
+        document(&c, "shop.parcels")
+    );
+    assert_eq!(request.header("content-type"), "application/cloudevents+json");
+    assert_eq!(request.header("semel-topic"), "shop.parcels");
+    assert_eq!(request.header("traceparent"), c.traceparent.unwrap());
+    assert_eq!(
+        (
+            request.header("semel-h-env").as_str(),
+            request.header("semel-h-kept").as_str()
+        ),
+        ("prod", "y")
+    );
+    assert_eq!(request.header("webhook-id"), c.id.to_string());
+    assert!(request.header("webhook-signature").starts_with("v1,"));
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_host_that_is_left_alone_is_named_and_costs_no_attempt() {
+    let gone = semel_testkit::servers::free_port();
+    let folder = Folder::new(&format!(
+        "[destinations]\nfailures_max = 2\npause_ms_initial = 300\npause_ms_max = 400\n[store]\nurl = \"sqlite:shop.db\"\n\
+         [[relay]]\nname = \"orders\"\nattempts_max = 1\npoison = \"skip\"\nretry_cap_ms = 100\n\
+         sink.webhook.url = \"http://127.0.0.1:{gone}/events\"\n"
+    ));
+    let db = super::relays::shop(&folder.file("shop.db")).await;
+    let event = enqueue(&db, "orders", "{}").await;
+    let daemon = folder.start().await;
+    until("readiness names the host", async || {
+        let shown = daemon.get("/readyz").await;
+        let text = json(&shown).to_string();
+        text.contains("left alone") && text.contains(&format!("127.0.0.1:{gone}"))
+    })
+    .await;
+    let address = ([127, 0, 0, 1], gone).into();
+    let receiver = Receiver::at(address, |_| http::StatusCode::OK.into_response()).await;
+    until("it arrived", async || !receiver.seen().is_empty()).await;
+    assert_eq!(receiver.seen()[0].header("ce-id"), event.id.to_string());
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_private_address_is_refused_where_the_relay_says_so() {
+    let receiver = Receiver::start().await;
+    let folder = Folder::new(&format!(
+        "[store]\nurl = \"sqlite:shop.db\"\n[[relay]]\nname = \"orders\"\n\
+         sink.webhook = {{ url = \"{}\", allow_private = false }}\n",
+        receiver.url("/events"),
+    ));
+    let db = super::relays::shop(&folder.file("shop.db")).await;
+    enqueue(&db, "orders", "{}").await;
+    let (stdout, _, code) = super::daemon::texts(&run(folder.path(), &["check"]));
+    assert!(code != 0 && stdout.contains("allow_private"), "{code}: {stdout}");
+    let daemon = folder.start().await;
+    until("readiness says why", async || {
+        let text = json(&daemon.get("/readyz").await).to_string();
+        text.contains("the destination is missing or forbidden") && text.contains("allow_private")
+    })
+    .await;
+    assert!(receiver.seen().is_empty());
+    daemon.stop().await;
+}
