@@ -34,8 +34,8 @@ pub mod step;
 pub use once::Once;
 pub use reconcile::{Reconcile, ReconcileError};
 pub use record::{
-    Lease, Nonce, OwnerLost, REMOVE_GRACE_MS, Record, State, StateName, SweepReport, Swept, Token,
-    WITHDRAWN_MS, WITHDRAWN_NONCES_MAX, Withdrawn,
+    Lease, Nonce, OwnerLost, REMOVE_GRACE_MS, RERUN_KEPT_MS, Record, State, StateName, SweepReport, Swept,
+    Token, WITHDRAWN_MS, WITHDRAWN_NONCES_MAX, Withdrawn,
 };
 pub use request::{
     Abandonment, Claim, ClaimReply, Completion, Extension, Keep, LeaseReply, Release, Settlement, Verdict,

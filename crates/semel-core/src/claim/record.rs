@@ -13,6 +13,10 @@ pub const WITHDRAWN_NONCES_MAX: usize = 8;
 /// still be waiting to be written when the record is gone, so a token never goes back.
 pub const REMOVE_GRACE_MS: i64 = 60_000;
 
+/// How long after its lease's end a claim that may be run again is kept when nobody retries it: 31 days, as long as an ended
+/// record by default. Then nothing is known of it any more, as of that one.
+pub const RERUN_KEPT_MS: i64 = 31 * 24 * 3_600_000;
+
 /// Fencing token: per key it only grows, and it is never handed out twice, purge and restart included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub i64);
@@ -293,15 +297,20 @@ impl Record {
                 until,
                 ..
             } => Some(*until),
-            State::Claimed { .. } | State::Unknown { .. } => None,
+            State::Unknown { .. } => None,
             State::Done { retain_until, .. } => Some(*retain_until),
-            State::Absent | State::Tombstone { .. } => self.removable(),
+            State::Absent | State::Tombstone { .. } | State::Claimed { .. } => self.removable(),
         }
     }
 
     /// When nothing of it matters any more.
     fn removable(&self) -> Option<Timestamp> {
         let end = match &self.state {
+            State::Claimed {
+                owner_lost: OwnerLost::Rerun,
+                until,
+                ..
+            } => until.plus_ms(RERUN_KEPT_MS),
             State::Claimed { .. } | State::Unknown { .. } => return None,
             State::Done { tombstone_until, .. } => *tombstone_until,
             State::Tombstone { until, .. } => *until,
@@ -371,7 +380,7 @@ pub struct SweepReport {
     pub unknown: u64,
     /// Outcomes dropped, tombstones left.
     pub tombstoned: u64,
-    /// Records removed.
+    /// Records removed, and claims that may be run again and that nobody has retried for [`RERUN_KEPT_MS`].
     pub removed: u64,
 }
 

@@ -22,7 +22,7 @@ CREATE TABLE semel.key (
   PRIMARY KEY (scope, id)
 ) WITH (fillfactor = 70);
 CREATE INDEX key_due ON semel.key (due_at) WHERE due_at IS NOT NULL;
--- What is unknown, and claims that may be run again: no other row is in it, so it costs their writers nothing.
+-- What is unknown: no other row is in it, so it costs their writers nothing.
 CREATE INDEX key_open ON semel.key (scope, id) WHERE due_at IS NULL;
 
 -- One sequence for all keys, so that a token survives the purge of its key. CACHE 1: a session must not keep
@@ -44,6 +44,11 @@ END $$;
 -- that call them: they are pinned without a `SET search_path`, which each call would pay for.
 CREATE FUNCTION semel.in_ms(ms bigint) RETURNS timestamptz LANGUAGE sql VOLATILE
   RETURN clock_timestamp() + ms::float8 * interval '1 millisecond';
+
+-- When a claim is due: a held one at the end of its lease, one that may be run again 31 days (RERUN_KEPT_MS) and a minute of
+-- grace later.
+CREATE FUNCTION semel.claim_due(hold boolean, until timestamptz) RETURNS timestamptz LANGUAGE sql VOLATILE
+  RETURN until + CASE WHEN hold THEN interval '0' ELSE interval '744 hours 1 minute' END;
 
 -- Whether a token that was drawn when `until` was this far away is too old to be that of a new row.
 CREATE FUNCTION semel.drawn_long_ago(until timestamptz, ms bigint) RETURNS boolean LANGUAGE sql VOLATILE

@@ -178,12 +178,12 @@ BEGIN
     began := clock_timestamp();
     INSERT INTO semel.key AS r (scope, id, state, fingerprint, token, nonce, hold, extended, attempt, until, due_at)
     VALUES (claim.scope, claim.id, 'claimed', claim.fingerprint, nextval('semel.token'::regclass), claim.nonce, claim.hold, false, 1,
-      semel.in_ms(claim.lease_ms), CASE WHEN claim.hold THEN semel.in_ms(claim.lease_ms) END)
+      semel.in_ms(claim.lease_ms), semel.claim_due(claim.hold, semel.in_ms(claim.lease_ms)))
     -- Token and deadline are made under the row's lock, and the record is judged again there.
     ON CONFLICT (scope, id) DO UPDATE SET state = 'claimed', fingerprint = excluded.fingerprint,
       token = nextval('semel.token'::regclass), nonce = excluded.nonce, hold = excluded.hold, extended = false,
       attempt = CASE WHEN r.state = 'claimed' THEN r.attempt + 1 ELSE 1 END, until = semel.in_ms(claim.lease_ms),
-      due_at = CASE WHEN excluded.hold THEN semel.in_ms(claim.lease_ms) END,
+      due_at = semel.claim_due(excluded.hold, semel.in_ms(claim.lease_ms)),
       outcome_code = NULL, outcome = NULL, digest = NULL, tombstone_until = NULL,
       waited = CASE WHEN r.state = 'claimed' THEN r.waited END
     WHERE semel.key_verdict(r, excluded.fingerprint, excluded.nonce) = 'free'
@@ -256,7 +256,7 @@ BEGIN
     semel.durably();
   UPDATE semel.key AS r SET state = 'claimed', extended = true,
     until = greatest(r.until, semel.in_ms(lease_ms)),
-    due_at = CASE WHEN r.hold THEN greatest(r.until, semel.in_ms(lease_ms)) END
+    due_at = semel.claim_due(r.hold, greatest(r.until, semel.in_ms(lease_ms)))
   WHERE r.scope = extend.scope AND r.id = extend.id AND r.token = extend.token AND r.nonce = extend.nonce
     AND r.state IN ('claimed', 'unknown')
   RETURNING r.* INTO k;
@@ -323,7 +323,8 @@ BEGIN
   PERFORM semel.check_run(abandon.scope, abandon.id, abandon.token, abandon.nonce), semel.durably();
   UPDATE semel.key AS r SET state = CASE WHEN r.hold THEN 'unknown' ELSE 'claimed' END,
     until = CASE WHEN NOT r.hold THEN least(r.until, clock_timestamp()) END,
-    extended = CASE WHEN NOT r.hold THEN true END, due_at = NULL
+    extended = CASE WHEN NOT r.hold THEN true END,
+    due_at = CASE WHEN NOT r.hold THEN semel.claim_due(false, least(r.until, clock_timestamp())) END
   WHERE r.scope = abandon.scope AND r.id = abandon.id AND r.token = abandon.token AND r.nonce = abandon.nonce
     AND r.state = 'claimed' AND NOT (r.hold AND r.until <= clock_timestamp())
   RETURNING r.* INTO k;

@@ -4,7 +4,8 @@
 WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', $5, true))
 UPDATE semel.key AS k SET state = CASE WHEN k.hold THEN 'unknown' ELSE 'claimed' END,
   until = CASE WHEN NOT k.hold THEN least(k.until, clock_timestamp()) END,
-  extended = CASE WHEN NOT k.hold THEN true END, due_at = NULL
+  extended = CASE WHEN NOT k.hold THEN true END,
+  due_at = CASE WHEN NOT k.hold THEN semel.claim_due(false, least(k.until, clock_timestamp())) END
 FROM (SELECT i.* FROM patience, unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::bytea[])
     WITH ORDINALITY AS i (scope, id, token, nonce, n)
   ORDER BY scope, id) AS i

@@ -12,7 +12,7 @@ seen AS MATERIALIZED (
 ),
 won AS (
   INSERT INTO semel.key AS k (scope, id, state, fingerprint, token, nonce, hold, extended, attempt, until, due_at)
-  SELECT scope, id, 'claimed', asked, nextval('semel.token'::regclass), fresh, held, false, 1, ends, CASE WHEN held THEN ends END
+  SELECT scope, id, 'claimed', asked, nextval('semel.token'::regclass), fresh, held, false, 1, ends, semel.claim_due(held, ends)
   FROM seen AS s
   WHERE s.state IS NULL
     OR (NOT coalesce(s.withdrawn_until > clock_timestamp() AND position(s.fresh IN s.withdrawn) > 0, false)
@@ -24,7 +24,7 @@ won AS (
     token = nextval('semel.token'::regclass), nonce = excluded.nonce, hold = excluded.hold, extended = false,
     attempt = CASE WHEN k.state = 'claimed' THEN k.attempt + 1 ELSE 1 END,
     until = clock_timestamp() + (excluded.until - statement_timestamp()),
-    due_at = CASE WHEN excluded.hold THEN clock_timestamp() + (excluded.until - statement_timestamp()) END,
+    due_at = semel.claim_due(excluded.hold, clock_timestamp() + (excluded.until - statement_timestamp())),
     outcome_code = NULL, outcome = NULL, digest = NULL, tombstone_until = NULL,
     waited = CASE WHEN k.state = 'claimed' THEN k.waited END
   WHERE NOT coalesce(k.withdrawn_until > clock_timestamp() AND position(excluded.nonce IN k.withdrawn) > 0, false)

@@ -2,7 +2,7 @@
 WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', $6, true))
 UPDATE semel.key AS k SET state = 'claimed', extended = true,
   until = greatest(k.until, clock_timestamp() + i.lease_ms::float8 * interval '1 millisecond'),
-  due_at = CASE WHEN k.hold THEN greatest(k.until, clock_timestamp() + i.lease_ms::float8 * interval '1 millisecond') END
+  due_at = semel.claim_due(k.hold, greatest(k.until, clock_timestamp() + i.lease_ms::float8 * interval '1 millisecond'))
 FROM (SELECT i.* FROM patience, unnest($1::bytea[], $2::bytea[], $3::bigint[], $4::bytea[], $5::bigint[])
     WITH ORDINALITY AS i (scope, id, token, nonce, lease_ms, n)
   ORDER BY scope, id) AS i

@@ -3,6 +3,8 @@
 WITH due AS MATERIALIZED (
   SELECT k.scope, k.id, CASE
       WHEN k.state = 'claimed' AND k.hold AND k.until <= statement_timestamp() THEN 'unknown'
+      WHEN k.state = 'claimed' AND NOT k.hold AND greatest(semel.claim_due(false, k.until),
+        k.withdrawn_until + $2::float8 * interval '1 millisecond') <= statement_timestamp() THEN 'removed'
       WHEN k.state IN ('absent', 'done', 'tombstone')
         AND greatest(k.tombstone_until, k.withdrawn_until) + $2::float8 * interval '1 millisecond' <= statement_timestamp()
         THEN 'removed'
@@ -24,7 +26,9 @@ changed AS (
       ELSE k.digest END,
     due_at = CASE
       WHEN d.what = 'unknown' OR k.state = 'unknown' THEN NULL
-      WHEN k.state = 'claimed' THEN CASE WHEN k.hold THEN k.until END
+      WHEN k.state = 'claimed' AND k.hold THEN k.until
+      WHEN k.state = 'claimed'
+        THEN greatest(semel.claim_due(false, k.until), k.withdrawn_until + $2::float8 * interval '1 millisecond')
       WHEN d.what = 'later' AND k.state = 'done' THEN k.until
       ELSE greatest(k.tombstone_until, k.withdrawn_until) + $2::float8 * interval '1 millisecond' END
   FROM due AS d WHERE k.scope = d.scope AND k.id = d.id AND d.what <> 'removed'

@@ -25,7 +25,9 @@ for i = 1, #KEYS do
     local first, last = struct.unpack('>i8i8', head)
     local withdrawn, count = struct.unpack('>i8B', head, 81)
     local ends
-    if state == 'd' then ends = last elseif state == 't' then ends = first elseif state == 'a' then ends = 0 end
+    if state == 'd' then ends = last elseif state == 't' then ends = first elseif state == 'a' then ends = 0
+    -- RERUN_KEPT_MS, in µs.
+    elseif state == 'c' and string.byte(head, 43) % 2 == 0 then ends = first + 2678400000000 end
     if ends and math.max(ends, withdrawn) + grace <= now then
       call('DEL', key)
       reply = 3

@@ -2,7 +2,8 @@
 
 use semel_core::KeyStoreExt;
 use semel_core::claim::{
-    Claim, ClaimReply, Completion, Keep, LeaseReply, OwnerLost, State, SweepReport, succeeded,
+    Claim, ClaimReply, Completion, Keep, LeaseReply, OwnerLost, REMOVE_GRACE_MS, RERUN_KEPT_MS, State,
+    SweepReport, succeeded,
 };
 
 use super::{LEASE_MS, World, duplicate, is_ok};
@@ -39,6 +40,40 @@ pub async fn rerun_key_goes_to_the_next_claimant_with_a_larger_token(w: &World) 
         assert!(lease.token > last);
         assert_eq!(attempt, wanted);
         last = lease.token;
+    }
+}
+
+/// A claim that may be run again, and that nobody asks for again, is forgotten in the end; tokens do not go back.
+pub async fn rerun_key_that_nobody_retries_is_forgotten_long_after_its_lease(w: &World) {
+    let claims = [w.rerun_request(), w.rerun_request(), w.rerun_request()];
+    let [kept, extended, abandoned] = &claims;
+    let leases = [
+        w.granted(kept).await,
+        w.granted(extended).await,
+        w.granted(abandoned).await,
+    ];
+    assert!(is_ok(w.extend(extended, leases[1]).await));
+    assert!(is_ok(w.abandon(abandoned, leases[2]).await));
+    w.pass_ms(LEASE_MS + RERUN_KEPT_MS - 1_000).await;
+    assert_eq!(w.sweep().await, SweepReport::default());
+    for claim in &claims {
+        let state = w.read(claim).await.unwrap().state;
+        assert!(matches!(state, State::Claimed { .. }), "{state:?}");
+    }
+    w.pass_ms(REMOVE_GRACE_MS + 2_000).await;
+    assert_eq!(w.sweep().await.removed, 3);
+    for (claim, lease) in claims.iter().zip(leases) {
+        assert_eq!(w.read(claim).await, None);
+        assert_eq!(w.complete(claim, lease, "late").await, LeaseReply::LeaseLost);
+        let reply = w.claim(&duplicate(claim)).await;
+        let ClaimReply::Granted {
+            lease: next, attempt, ..
+        } = reply
+        else {
+            panic!("not granted: {reply:?}");
+        };
+        assert!(next.token > lease.token);
+        assert_eq!(attempt, 1);
     }
 }
 

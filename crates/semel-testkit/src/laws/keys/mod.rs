@@ -40,6 +40,7 @@ macro_rules! key_laws {
             one_of_many_concurrent_claims_is_granted
             held_key_becomes_unknown_when_its_lease_ends
             rerun_key_goes_to_the_next_claimant_with_a_larger_token
+            rerun_key_that_nobody_retries_is_forgotten_long_after_its_lease
             stored_policy_decides_not_the_takers
             stale_owner_changes_nothing
             one_of_many_racing_owners_completes
