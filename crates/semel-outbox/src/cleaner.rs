@@ -10,12 +10,12 @@ use crate::config::Clean;
 use crate::status::Status;
 
 /// Deletes published events for ever, a bounded number at a time.
-pub(crate) async fn clean(store: Arc<dyn OutboxStore>, status: Arc<Status>, clean: Clean) {
+pub(crate) async fn clean(store: Arc<dyn OutboxStore>, status: Arc<Status>, stream: String, clean: Clean) {
     let keep_ms = i64::try_from(clean.keep.as_millis()).unwrap_or(i64::MAX);
     loop {
         tokio::time::sleep(clean.every.mul_f64(0.5 + dice() / 2.0)).await;
         loop {
-            match store.clean(keep_ms, clean.rows_max).await {
+            match store.clean(&stream, keep_ms, clean.rows_max).await {
                 Ok(rows) => {
                     status.totals(|totals| totals.cleaned += rows);
                     if rows < u64::from(clean.rows_max) {

@@ -23,6 +23,9 @@ pub struct RelayConfig {
     pub policy: RelayPolicy,
     /// When published events are deleted; `None` leaves that to others. Default an hour after they were written.
     pub clean: Option<Clean>,
+    /// How often to look for delayed events whose time has come, at the latest; `None` leaves that to others. Default
+    /// half a second.
+    pub delayed: Option<Duration>,
     /// The local clock. Leases in the store go by the store's own.
     pub clock: Arc<dyn Clock>,
 }
@@ -57,6 +60,7 @@ impl Default for RelayConfig {
             lease: Duration::from_secs(15),
             policy: RelayPolicy::default(),
             clean: Some(Clean::default()),
+            delayed: Some(Duration::from_millis(500)),
             clock: Arc::new(SystemClock),
         }
     }
@@ -71,6 +75,7 @@ impl std::fmt::Debug for RelayConfig {
             .field("lease", &self.lease)
             .field("policy", &self.policy)
             .field("clean", &self.clean)
+            .field("delayed", &self.delayed)
             .finish_non_exhaustive()
     }
 }

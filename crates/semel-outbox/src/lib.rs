@@ -39,6 +39,7 @@
 mod cleaner;
 mod clock;
 mod config;
+mod delayed;
 mod leases;
 mod relay;
 mod shard;

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cleaner;
 use crate::clock::LocalClock;
 use crate::config::RelayConfig;
+use crate::delayed;
 use crate::leases::{Leases, local_end};
 use crate::shard::Shell;
 use crate::status::{RelayHandle, Status};
@@ -91,7 +92,11 @@ impl Relay {
         }
         if let Some(clean) = config.clean {
             let (store, status) = (Arc::clone(&self.shell.store), Arc::clone(&self.shell.status));
-            helpers.spawn(cleaner::clean(store, status, clean));
+            helpers.spawn(cleaner::clean(store, status, config.stream.clone(), clean));
+        }
+        if let Some(every) = config.delayed {
+            let (store, status) = (Arc::clone(&self.shell.store), Arc::clone(&self.shell.status));
+            helpers.spawn(delayed::move_due(store, status, config.stream.clone(), every));
         }
         let stop = CancellationToken::new();
         let mut shards = JoinSet::new();

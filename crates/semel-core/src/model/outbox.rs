@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use uuid::Uuid;
 
 use crate::claim::Nonce;
 use crate::error::StoreError;
@@ -12,9 +13,9 @@ use crate::event::Event;
 use crate::host::{Clock, SystemClock, Timestamp};
 use crate::relay::{Cursor, Epoch, Mark, OwnedShard, ShardId, ShardLease, Slots, Takeovers};
 use crate::store::{
-    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Exception, ExceptionKind, Guarded,
-    Opening, OutboxRow, OutboxStore, Page, PageRow, PageSize, ShardBacklog, StoredException, check_stream,
-    event_repeated, other_shards,
+    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Exception, ExceptionKind,
+    Guarded, Opening, OutboxRow, OutboxStore, Page, PageRow, PageSize, ShardBacklog, StoredException,
+    check_stream, event_repeated, other_shards,
 };
 
 /// An outbox in this process's memory: the specification, and a full backend for tests.
@@ -34,6 +35,9 @@ struct Inner {
     rows: BTreeMap<i64, (u64, OutboxRow)>,
     shards: BTreeMap<ShardId, Shard>,
     exceptions: BTreeMap<i64, StoredException>,
+    /// By time, then in the order of writing.
+    delayed: BTreeMap<(Timestamp, u64), Event>,
+    last_delayed: u64,
 }
 
 struct Shard {
@@ -50,6 +54,8 @@ struct Shard {
 pub struct MemoryTransaction {
     outbox: Arc<MemoryOutbox>,
     rows: Vec<OutboxRow>,
+    delayed: Vec<(Timestamp, Event)>,
+    cancelled: Vec<(Timestamp, u64)>,
 }
 
 impl Default for MemoryOutbox {
@@ -113,6 +119,8 @@ impl MemoryOutbox {
         MemoryTransaction {
             outbox: Arc::clone(self),
             rows: Vec::new(),
+            delayed: Vec::new(),
+            cancelled: Vec::new(),
         }
     }
 }
@@ -138,9 +146,46 @@ impl MemoryTransaction {
         Ok(inner.last_id)
     }
 
+    /// Writes an event that enters the outbox so many milliseconds from now.
+    ///
+    /// # Errors
+    /// As [`MemoryTransaction::enqueue`]; an id that waits already.
+    pub fn enqueue_in(&mut self, event: Event, ms: i64) -> Result<(), StoreError> {
+        event.check()?;
+        let inner = self.outbox.lock();
+        let mut there = inner
+            .rows
+            .values()
+            .map(|(_, row)| &row.event)
+            .chain(self.rows.iter().map(|row| &row.event))
+            .chain(inner.delayed.values())
+            .chain(self.delayed.iter().map(|(_, event)| event));
+        if there.any(|other| other.id == event.id) {
+            return Err(event_repeated(event.id));
+        }
+        self.delayed.push((self.outbox.clock.now().plus_ms(ms), event));
+        Ok(())
+    }
+
+    /// Takes a delayed event back; whether it still waited.
+    pub fn cancel(&mut self, id: Uuid) -> bool {
+        let inner = self.outbox.lock();
+        let found = inner.delayed.iter().find(|(_, event)| event.id == id);
+        self.cancelled.extend(found.map(|(key, _)| *key));
+        found.is_some()
+    }
+
     /// Makes what was written visible.
     pub fn commit(self) {
         let mut inner = self.outbox.lock();
+        for key in &self.cancelled {
+            inner.delayed.remove(key);
+        }
+        for (due, event) in self.delayed {
+            inner.last_delayed += 1;
+            let key = (due, inner.last_delayed);
+            inner.delayed.insert(key, event);
+        }
         inner.commits += 1;
         let commit = inner.commits;
         inner
@@ -397,7 +442,45 @@ impl OutboxStore for MemoryOutbox {
             .collect())
     }
 
-    async fn clean(&self, keep_ms: i64, limit: u32) -> Result<u64, StoreError> {
+    async fn move_due(&self, stream: &str, limit: u32) -> Result<Due, StoreError> {
+        let now = self.clock.now();
+        let mut inner = self.lock();
+        let mut waiting = inner.delayed.iter().filter(|(_, event)| event.stream == stream);
+        let due: Vec<(Timestamp, u64)> = waiting
+            .by_ref()
+            .map(|(key, _)| *key)
+            .take_while(|(due, _)| *due <= now)
+            .take(limit as usize)
+            .collect();
+        let mut moved = Due::default();
+        if !due.is_empty() {
+            inner.commits += 1;
+        }
+        for key in due {
+            let Some(event) = inner.delayed.remove(&key) else {
+                continue;
+            };
+            if inner.rows.values().any(|(_, row)| row.event.id == event.id) {
+                moved.repeated.push(event.id);
+                continue;
+            }
+            inner.last_id += 1;
+            let (row, commit) = (inner.last_id, inner.commits);
+            let created_at = now;
+            let row_of = OutboxRow {
+                row,
+                created_at,
+                event,
+            };
+            inner.rows.insert(row, (commit, row_of));
+            moved.moved += 1;
+        }
+        let mut left = inner.delayed.iter().filter(|(_, event)| event.stream == stream);
+        moved.next_ms = left.next().map(|((due, _), _)| due.ms_since(now).max(0));
+        Ok(moved)
+    }
+
+    async fn clean(&self, stream: &str, keep_ms: i64, limit: u32) -> Result<u64, StoreError> {
         let before = self.clock.now().plus_ms(-keep_ms);
         let mut inner = self.lock();
         let settled = |commit: u64, row: &OutboxRow| {
@@ -410,7 +493,8 @@ impl OutboxStore for MemoryOutbox {
         let doomed: Vec<i64> = inner
             .rows
             .iter()
-            .filter(|(_, (commit, row))| row.created_at < before && settled(*commit, row))
+            .filter(|(_, (_, row))| row.event.stream == stream && row.created_at < before)
+            .filter(|(_, (commit, row))| settled(*commit, row))
             .map(|(id, _)| *id)
             .take(limit as usize)
             .collect();

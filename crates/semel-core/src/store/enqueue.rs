@@ -1,4 +1,4 @@
-//! What a store refuses when an event is written.
+//! What a store refuses when an event is written, and what becomes of events that wait for their time.
 
 use uuid::Uuid;
 
@@ -15,4 +15,16 @@ pub fn event_repeated(id: Uuid) -> StoreError {
          events that are there already"
     );
     StoreError::new(ErrorKind::Constraint, "enqueue", text).with_code(EVENT_REPEATED)
+}
+
+/// What one call of [`OutboxStore::move_due`](super::OutboxStore::move_due) did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Due {
+    /// Events that are in the outbox now.
+    pub moved: u64,
+    /// Events that were dropped: another one has been enqueued under their id since they were, so receivers would take
+    /// them for a repetition.
+    pub repeated: Vec<Uuid>,
+    /// Milliseconds until the next one is due, at least 0; `None` when none waits.
+    pub next_ms: Option<i64>,
 }

@@ -9,7 +9,7 @@ mod outbox;
 mod saga;
 mod sink;
 
-pub use enqueue::{EVENT_REPEATED, event_repeated};
+pub use enqueue::{Due, EVENT_REPEATED, event_repeated};
 pub use inbox::{InboxStore, PARKED_REASON_BYTES_MAX, Parked, TakenParked};
 pub use keys::{Hint, KeyPage, KeyQuery, KeyStore, KeyStoreExt, Replies, Usage};
 pub use mixed::{Batching, LANES_MAX, MixedBatch, MixedReplies};

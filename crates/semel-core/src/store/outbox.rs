@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use uuid::Uuid;
 
-use super::{Capabilities, OutboxRow};
+use super::{Capabilities, Due, OutboxRow};
 use crate::claim::Nonce;
 use crate::error::{ErrorKind, StoreError};
 use crate::host::Timestamp;
@@ -276,9 +276,19 @@ pub trait OutboxStore: Send + Sync + 'static {
         limit: u32,
     ) -> Result<Vec<StoredException>, StoreError>;
 
-    /// Deletes at most `limit` rows that are settled in their shard's saved cursor and older than `keep_ms`; returns
-    /// how many. Rows of streams that nobody registered stay.
-    async fn clean(&self, keep_ms: i64, limit: u32) -> Result<u64, StoreError>;
+    /// Deletes at most `limit` rows of this stream that are settled in their shard's saved cursor and older than
+    /// `keep_ms`; returns how many. Rows of streams that nobody registered stay.
+    async fn clean(&self, stream: &str, keep_ms: i64, limit: u32) -> Result<u64, StoreError>;
+
+    /// Moves at most `limit` delayed events of this stream, whose time has come by the store's clock, into the outbox: in
+    /// the order of their times, with their ids, each once, in one transaction. One mover at a time: another one that is
+    /// at work is not waited for. An event that an open transaction is cancelling is passed by until that has ended.
+    ///
+    /// A store that keeps no delayed events moves none.
+    async fn move_due(&self, stream: &str, limit: u32) -> Result<Due, StoreError> {
+        let _ = (stream, limit);
+        Ok(Due::default())
+    }
 
     /// How everything stands. Reads at most [`BACKLOG_ROWS_COUNTED_MAX`] rows per shard.
     async fn backlog(&self) -> Result<Backlog, StoreError>;

@@ -95,6 +95,29 @@ END $$;
 CREATE TRIGGER outbox_own_xid BEFORE INSERT ON semel.outbox FOR EACH ROW
   WHEN (NEW.xid IS DISTINCT FROM pg_current_xact_id()) EXECUTE FUNCTION semel.outbox_foreign_xid();
 
+-- Events that wait for their time. Moved into the outbox by a relay: there they would hold back what is cleaned in order.
+CREATE TABLE semel.outbox_delayed (
+  due          timestamptz NOT NULL CONSTRAINT not_before_is_of_the_years_1970_to_9999
+               CHECK (due >= '1970-01-01 00:00:00+00' AND due < '10000-01-01 00:00:00+00'),
+  -- The order of those that are due at the same time.
+  n            bigint GENERATED ALWAYS AS IDENTITY (CACHE 1),
+  stream       text COLLATE "C" NOT NULL DEFAULT 'default',
+  event_id     uuid NOT NULL DEFAULT semel.uuid_v7(),
+  topic        text NOT NULL,
+  type         text NOT NULL,
+  source       text NOT NULL DEFAULT '/semel',
+  key          bytea,
+  content_type text,
+  headers      text,
+  data         bytea,
+  traceparent  text,
+  created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+  CONSTRAINT outbox_delayed_event_id_is_new PRIMARY KEY (event_id),
+  CONSTRAINT event_can_be_sent CHECK (semel.event_ok(stream, topic, type, source, key, content_type, headers, data,
+    traceparent, created_at))
+);
+CREATE INDEX outbox_delayed_due ON semel.outbox_delayed (stream, due, n);
+
 -- One row per shard: who owns it, and how far it has got. Often updated: room on its page, no index on what changes.
 CREATE TABLE semel.outbox_shard (
   stream        text COLLATE "C" NOT NULL,

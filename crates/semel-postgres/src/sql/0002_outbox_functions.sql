@@ -6,17 +6,30 @@ CREATE FUNCTION semel.headers_of(headers jsonb) RETURNS text LANGUAGE sql IMMUTA
 
 -- Writes an event in the caller's transaction, from any language; returns its id. What can never be sent is refused by
 -- a constraint that names the limit. headers: [["name","text"], ...]. An id that was enqueued before is refused (23505,
--- outbox_event_id_is_new); with repeated => 'ignore' nothing is written then.
+-- outbox_event_id_is_new); with repeated => 'ignore' nothing is written then. With not_before the event waits until then,
+-- and can be taken back by semel.cancel_delayed.
 CREATE FUNCTION semel.enqueue(
   topic text, type text, data bytea DEFAULT NULL, key bytea DEFAULT NULL, content_type text DEFAULT NULL,
   headers jsonb DEFAULT NULL, event_id uuid DEFAULT NULL, stream text DEFAULT 'default',
-  source text DEFAULT '/semel', traceparent text DEFAULT NULL, repeated text DEFAULT 'refuse'
+  source text DEFAULT '/semel', traceparent text DEFAULT NULL, repeated text DEFAULT 'refuse',
+  not_before timestamptz DEFAULT NULL
 ) RETURNS uuid LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
   given uuid := coalesce($7, semel.uuid_v7());
 BEGIN
-  IF $11 = 'refuse' THEN
+  IF $12 IS NOT NULL THEN
+    INSERT INTO semel.outbox_delayed
+        (due, topic, type, data, key, content_type, headers, event_id, stream, source, traceparent)
+      SELECT $12, $1, $2, $3, $4, $5, semel.headers_of($6), given, $8, $9, $10
+      WHERE NOT EXISTS (SELECT FROM semel.outbox o WHERE o.event_id = given)
+      ON CONFLICT (event_id) DO NOTHING;
+    IF NOT FOUND AND $11 IS DISTINCT FROM 'ignore' THEN
+      RAISE EXCEPTION USING ERRCODE = '23505', SCHEMA = 'semel', TABLE = 'outbox_delayed',
+        CONSTRAINT = 'outbox_event_id_is_new', DETAIL = format('Key (event_id)=(%s) already exists.', given),
+        MESSAGE = 'duplicate key value violates unique constraint "outbox_event_id_is_new"';
+    END IF;
+  ELSIF $11 = 'refuse' THEN
     INSERT INTO semel.outbox (topic, type, data, key, content_type, headers, event_id, stream, source, traceparent)
       VALUES ($1, $2, $3, $4, $5, semel.headers_of($6), given, $8, $9, $10);
   ELSIF $11 = 'ignore' THEN
@@ -26,6 +39,13 @@ BEGIN
     PERFORM semel.outbox_argument(format('repeated is %L', $11), 'say ''refuse'' or ''ignore''');
   END IF;
   RETURN given;
+END $$;
+
+-- Takes an event back that waits for its time; whether it still waited: then, once you commit, it will never be sent.
+CREATE FUNCTION semel.cancel_delayed(event_id uuid) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+  DELETE FROM semel.outbox_delayed d WHERE d.event_id = $1;
+  RETURN FOUND;
 END $$;
 
 CREATE FUNCTION semel.outbox_argument(problem text, help text) RETURNS void LANGUAGE plpgsql AS $$

@@ -3,7 +3,7 @@
 DELETE FROM semel.outbox WHERE id IN (
   SELECT o.id FROM semel.outbox o
   JOIN semel.outbox_shard s ON s.stream = o.stream AND o.slot BETWEEN s.slot_first AND s.slot_last
-  WHERE pg_visible_in_snapshot(o.xid, s.prev) AND o.created_at < clock_timestamp() - $1::float8 * interval '1 millisecond'
+  WHERE o.stream = $3 AND pg_visible_in_snapshot(o.xid, s.prev) AND o.created_at < clock_timestamp() - $1::float8 * interval '1 millisecond'
     AND (SELECT system_identifier FROM pg_control_system())
       = (SELECT system_id FROM semel.outbox_incarnation)
   ORDER BY o.id LIMIT $2

@@ -7,6 +7,7 @@ mod key_hints;
 pub(crate) mod key_rows;
 pub(crate) mod keys;
 mod outbox;
+mod outbox_due;
 mod outbox_hint;
 mod outbox_rows;
 mod saga;

@@ -23,7 +23,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use semel_core::relay::{Cursor, Mark, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
-    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Guarded, Opening, OutboxStore,
+    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Opening, OutboxStore,
     Page, PageSize, ShardBacklog, StoredException, check_stream, other_shards,
 };
 use semel_core::{ErrorKind, StoreError};
@@ -365,11 +365,16 @@ impl OutboxStore for Postgres {
         rows.iter().map(exception).collect()
     }
 
-    async fn clean(&self, keep_ms: i64, limit: u32) -> Result<u64, StoreError> {
+    async fn move_due(&self, stream: &str, limit: u32) -> Result<Due, StoreError> {
+        self.due(stream, limit).await
+    }
+
+    async fn clean(&self, stream: &str, keep_ms: i64, limit: u32) -> Result<u64, StoreError> {
         // One statement, so what it deletes is what it has just seen to be settled; a cleaner beside it is passed by.
         let done = query(include_str!("../sql/outbox_clean.sql"))
             .bind(keep_ms as f64)
             .bind(i64::from(limit))
+            .bind(stream)
             .execute(&self.gate)
             .await
             .map_err(|error| autocommit_failed("clean", error))?;

@@ -1,6 +1,7 @@
 //! What runs inside your own transaction: marks and events that commit with your rows, or not at all.
 
 mod barrier;
+mod delayed;
 mod inbox;
 mod keys;
 mod outbox;
@@ -8,6 +9,7 @@ mod transact;
 mod transact_once;
 
 pub use barrier::{BARRIER_WAIT, Barrier, PendingBarrier, barrier, barrier_within};
+pub use delayed::{cancel_delayed, enqueue_at};
 pub(crate) use inbox::mark_many_ms;
 pub use inbox::{InboxTx, mark_many};
 pub use keys::{Once, OnceOptions, Pending, once};

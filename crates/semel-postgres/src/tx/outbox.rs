@@ -162,7 +162,7 @@ fn failed(events: &[Event], error: sqlx::Error) -> StoreError {
     }
 }
 
-fn encoded_headers(event: &Event) -> Option<String> {
+pub(super) fn encoded_headers(event: &Event) -> Option<String> {
     if event.headers.is_empty() {
         return None;
     }

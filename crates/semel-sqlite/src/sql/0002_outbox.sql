@@ -27,6 +27,25 @@ BEGIN
   SELECT RAISE(ABORT, 'semel_outbox.id is given by SQLite; leave the column out');
 END;
 
+-- Events that wait for their time; due is in microseconds since 1970 in UTC. Moved into the outbox by a relay: there they
+-- would hold back what is cleaned in order.
+CREATE TABLE semel_outbox_delayed (
+  n            INTEGER PRIMARY KEY,
+  due          INTEGER NOT NULL,
+  stream       TEXT NOT NULL DEFAULT 'default',
+  slot         INTEGER NOT NULL CHECK (slot BETWEEN 0 AND 4095),
+  event_id     BLOB NOT NULL UNIQUE CHECK (length(event_id) = 16),
+  topic        TEXT NOT NULL,
+  type         TEXT NOT NULL,
+  source       TEXT NOT NULL DEFAULT '/semel',
+  key          BLOB,
+  content_type TEXT,
+  headers      BLOB,
+  data         BLOB,
+  traceparent  TEXT
+) STRICT;
+CREATE INDEX semel_outbox_delayed_due ON semel_outbox_delayed (stream, due, n);
+
 -- One row per shard: who owns it, and how far it has got. A mark is a row id: SQLite has one writer at a time, so
 -- ids are in the order of commits.
 CREATE TABLE semel_outbox_shard (

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use semel_core::relay::{Cursor, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
-    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Guarded, Opening, OutboxStore,
+    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Opening, OutboxStore,
     Page, PageSize, ShardBacklog, StoredException, check_stream, other_shards,
 };
 use semel_core::{ErrorKind, StoreError};
@@ -342,16 +342,21 @@ impl OutboxStore for Sqlite {
         rows.iter().map(exception).collect()
     }
 
-    async fn clean(&self, keep_ms: i64, limit: u32) -> Result<u64, StoreError> {
+    async fn move_due(&self, stream: &str, limit: u32) -> Result<Due, StoreError> {
+        self.due(stream, limit).await
+    }
+
+    async fn clean(&self, stream: &str, keep_ms: i64, limit: u32) -> Result<u64, StoreError> {
         let doomed = "SELECT o.id FROM semel_outbox o
              JOIN semel_outbox_shard s ON s.stream = o.stream AND o.slot BETWEEN s.slot_first AND s.slot_last
-             WHERE o.id <= s.prev AND o.created_at < ?1 ORDER BY o.id LIMIT ?2";
+             WHERE o.stream = ?3 AND o.id <= s.prev AND o.created_at < ?1 ORDER BY o.id LIMIT ?2";
         let failed = |error| classify("clean", error);
         let before = self.now().plus_ms(-keep_ms).0;
         // Most looks find nothing; those take no lock.
         let found: Option<i64> = sqlx::query_scalar(doomed)
             .bind(before)
             .bind(1)
+            .bind(stream)
             .fetch_optional(&self.reader)
             .await
             .map_err(failed)?;
@@ -363,6 +368,7 @@ impl OutboxStore for Sqlite {
         let done = sqlx::query(AssertSqlSafe(sql))
             .bind(before)
             .bind(limit)
+            .bind(stream)
             .execute(&self.writer)
             .await
             .map_err(failed)?;

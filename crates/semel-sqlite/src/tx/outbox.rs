@@ -88,11 +88,6 @@ async fn insert(
     tx: &mut Transaction<'_, Driver>,
     event: &Event,
 ) -> Result<(i64, bool), StoreError> {
-    let pairs: Vec<(String, Option<Bytes>)> = event
-        .headers
-        .iter()
-        .map(|(name, value)| (name.clone(), Some(value.clone())))
-        .collect();
     let done = sqlx::query(sql)
         .bind(&event.stream)
         .bind(i64::from(event.slot()))
@@ -102,7 +97,7 @@ async fn insert(
         .bind(&event.source)
         .bind(event.key.as_deref())
         .bind(&event.content_type)
-        .bind((!pairs.is_empty()).then(|| headers::encode(&pairs)))
+        .bind(encoded_headers(event))
         .bind(event.data.as_deref())
         .bind(&event.traceparent)
         .bind(SystemClock.now().0)
@@ -116,4 +111,13 @@ async fn insert(
             classify("enqueue", error)
         })?;
     Ok((done.last_insert_rowid(), done.rows_affected() == 1))
+}
+
+pub(super) fn encoded_headers(event: &Event) -> Option<Vec<u8>> {
+    let pairs: Vec<(String, Option<Bytes>)> = event
+        .headers
+        .iter()
+        .map(|(name, value)| (name.clone(), Some(value.clone())))
+        .collect();
+    (!pairs.is_empty()).then(|| headers::encode(&pairs))
 }

@@ -9,6 +9,7 @@ use semel_sqlite::Sqlite;
 use semel_testkit::laws::outbox::{World, Writer, event};
 use sqlx::Transaction;
 use tempfile::TempDir;
+use uuid::Uuid;
 
 async fn world() -> (World, TempDir) {
     let (db, clock, dir) = super::keys::store().await;
@@ -48,6 +49,15 @@ impl Writer for Tx {
         semel_sqlite::tx::enqueue_new(&mut self.tx, events).await
     }
 
+    async fn enqueue_in(&mut self, event: &Event, ms: i64) -> Result<(), StoreError> {
+        let not_before = self.db.now().plus_ms(ms);
+        semel_sqlite::tx::enqueue_at(&mut self.tx, event, not_before).await
+    }
+
+    async fn cancel(&mut self, id: Uuid) -> Result<bool, StoreError> {
+        semel_sqlite::tx::cancel_delayed(&mut self.tx, id).await
+    }
+
     async fn commit(self: Box<Self>) {
         self.db.commit(self.tx).await.unwrap();
     }
@@ -58,6 +68,7 @@ impl Writer for Tx {
 }
 
 semel_testkit::outbox_laws!(world());
+semel_testkit::delayed_laws!(world());
 
 /// wolverine GH-3773: a row that another program wrote wrongly stops nobody, and is listed as it is.
 #[tokio::test]

@@ -1,3 +1,4 @@
 //! The in-memory outbox obeys the laws that it specifies.
 
 semel_testkit::outbox_laws!(async { (semel_testkit::laws::outbox::memory(), ()) });
+semel_testkit::delayed_laws!(async { (semel_testkit::laws::outbox::memory(), ()) });

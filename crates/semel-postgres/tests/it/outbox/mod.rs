@@ -11,15 +11,16 @@ use async_trait::async_trait;
 use semel_core::host::{random_16, uuid_v7};
 use semel_core::relay::{Cursor, OwnedShard};
 use semel_core::store::{Acquire, CursorSave, Exception, ExceptionKind, Guarded, Opening, PageSize};
-use semel_core::{ErrorKind, Event, Nonce, OutboxStore as _, StoreError, SystemClock};
+use semel_core::{Clock as _, ErrorKind, Event, Nonce, OutboxStore as _, StoreError, SystemClock};
 use semel_postgres::{Config, Postgres, tx};
 use semel_testkit::laws::outbox::{World, Writer};
 use semel_testkit::servers::PostgresServer;
 use sqlx::Transaction;
+use uuid::Uuid;
 
 use crate::keys::Lent;
 
-const EMPTY: &str = "TRUNCATE semel.outbox, semel.outbox_shard, semel.outbox_exception";
+const EMPTY: &str = "TRUNCATE semel.outbox, semel.outbox_delayed, semel.outbox_shard, semel.outbox_exception";
 
 async fn fresh() -> (Lent, Postgres) {
     let (lent, db) = Lent::take().await;
@@ -45,11 +46,12 @@ fn world_of(lent: Lent, db: &Postgres, direct: &Postgres) -> (World, Lent) {
     let pass = move |ms: i64| {
         let db = aging.clone();
         async move {
-            sqlx::query("UPDATE semel.outbox_shard SET until = until - $1 * interval '1 ms'")
-                .bind(ms as f64)
-                .execute(db.pool())
-                .await
-                .unwrap();
+            for sql in [
+                "UPDATE semel.outbox_shard SET until = until - $1 * interval '1 ms'",
+                "UPDATE semel.outbox_delayed SET due = due - $1 * interval '1 ms'",
+            ] {
+                sqlx::query(sql).bind(ms as f64).execute(db.pool()).await.unwrap();
+            }
         }
     };
     (World::new(Arc::new(db), true, begin, pass), lent)
@@ -78,6 +80,14 @@ impl Writer for Tx {
         tx::enqueue_new(&mut self.tx, events).await
     }
 
+    async fn enqueue_in(&mut self, event: &Event, ms: i64) -> Result<(), StoreError> {
+        tx::enqueue_at(&mut self.tx, event, SystemClock.now().plus_ms(ms)).await
+    }
+
+    async fn cancel(&mut self, id: Uuid) -> Result<bool, StoreError> {
+        tx::cancel_delayed(&mut self.tx, id).await
+    }
+
     async fn commit(self: Box<Self>) {
         self.db.commit(self.tx).await.unwrap();
     }
@@ -89,6 +99,7 @@ impl Writer for Tx {
 
 mod laws {
     semel_testkit::outbox_laws!(super::world());
+    semel_testkit::delayed_laws!(super::world());
 }
 
 fn event(key: &str, text: &str) -> Event {
@@ -326,7 +337,7 @@ async fn another_cluster_stops_the_relay_until_it_is_adopted() {
     assert!(error.to_string().contains("semel.adopt_outbox()"), "{error}");
 
     assert_eq!(
-        db.clean(-1, 100).await.unwrap(),
+        db.clean("default", -1, 100).await.unwrap(),
         0,
         "what is settled cannot be told here"
     );

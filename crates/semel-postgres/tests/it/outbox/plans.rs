@@ -121,5 +121,5 @@ async fn no_hot_statement_reads_the_whole_table() {
         let used = plan.matches(indexes[0]).count() + plan.matches(indexes[1]).count();
         assert!(used >= 2, "{what}:\n{plan}");
     }
-    assert_eq!(db.clean(400 * 86_400_000, 10).await.unwrap(), 0);
+    assert_eq!(db.clean("default", 400 * 86_400_000, 10).await.unwrap(), 0);
 }

@@ -78,6 +78,16 @@ async fn each_function_needs_the_rights_that_are_written_down_and_no_others() {
     .await;
     role.needs(
         &[
+            "SELECT (event_id) ON semel.outbox",
+            "INSERT ON semel.outbox_delayed",
+            "SELECT (event_id) ON semel.outbox_delayed",
+            "DELETE ON semel.outbox_delayed",
+        ],
+        "SELECT semel.cancel_delayed(semel.enqueue('orders', 'order.late', not_before => now() + interval '1 hour'))",
+    )
+    .await;
+    role.needs(
+        &[
             "SELECT ON semel.barrier",
             "INSERT ON semel.barrier",
             "UPDATE ON semel.barrier",

@@ -1,6 +1,6 @@
 //! Exceptions, cleaning, and what the console sees.
 
-use semel_core::store::{CursorSave, Exception, ExceptionKind, Guarded};
+use semel_core::store::{Acquire, CursorSave, Exception, ExceptionKind, Guarded};
 use uuid::Uuid;
 
 use super::world::{LEASE_MS, Reader, World, event, texts};
@@ -32,7 +32,7 @@ pub async fn exceptions_move_with_the_cursor_and_are_whole(world: &World) {
     save.exceptions[0].event_id = bad.id;
     reader.write(&save).await;
     reader.save(rows[1], true).await;
-    assert_eq!(world.store.clean(-1, 100).await.unwrap(), 2);
+    assert_eq!(world.store.clean("default", -1, 100).await.unwrap(), 2);
 
     let stored = world.store.exceptions("default", 0, 10).await.unwrap();
     assert_eq!(stored.len(), 1);
@@ -99,11 +99,11 @@ pub async fn cleaning_follows_the_cursor(world: &World) {
         slow = Some(tx);
     }
     let rows = world.write(&[event("k", "1"), event("k", "2")]).await;
-    assert_eq!(world.store.clean(-1, 100).await.unwrap(), 0);
+    assert_eq!(world.store.clean("default", -1, 100).await.unwrap(), 0);
     assert!(reader.open().await);
     reader.save(rows[1], false).await;
     assert_eq!(
-        world.store.clean(-1, 100).await.unwrap(),
+        world.store.clean("default", -1, 100).await.unwrap(),
         0,
         "the batch is still open"
     );
@@ -113,9 +113,13 @@ pub async fn cleaning_follows_the_cursor(world: &World) {
     } else {
         world.write(&[event("s", "slow")]).await;
     }
-    assert_eq!(world.store.clean(-1, 1).await.unwrap(), 1, "as many as asked");
-    assert_eq!(world.store.clean(-1, 100).await.unwrap(), 1);
-    assert_eq!(world.store.clean(-1, 100).await.unwrap(), 0);
+    assert_eq!(
+        world.store.clean("default", -1, 1).await.unwrap(),
+        1,
+        "as many as asked"
+    );
+    assert_eq!(world.store.clean("default", -1, 100).await.unwrap(), 1);
+    assert_eq!(world.store.clean("default", -1, 100).await.unwrap(), 0);
     assert_eq!(texts(&reader.batch().await), ["slow"]);
 }
 
@@ -126,8 +130,34 @@ pub async fn cleaning_keeps_rows_for_as_long_as_told(world: &World) {
     assert!(reader.open().await);
     let last = reader.rest().await[0].row;
     reader.save(last, true).await;
-    assert_eq!(world.store.clean(400 * 86_400_000, 100).await.unwrap(), 0);
-    assert_eq!(world.store.clean(-1, 100).await.unwrap(), 1);
+    assert_eq!(
+        world.store.clean("default", 400 * 86_400_000, 100).await.unwrap(),
+        0
+    );
+    assert_eq!(world.store.clean("default", -1, 100).await.unwrap(), 1);
+}
+
+/// Law: how long rows are kept is each stream's own choice.
+pub async fn cleaning_one_stream_leaves_the_others_alone(world: &World) {
+    world.store.register_stream("other", 1).await.unwrap();
+    let mut reader = world.reader().await;
+    world
+        .write(&[event("k", "1"), event("k", "2").with_stream("other")])
+        .await;
+    let wish = Acquire {
+        stream: "other".to_owned(),
+        ..world.wish()
+    };
+    let other = world.store.acquire(&wish).await.unwrap().remove(0);
+    let mut other = Reader::new(world.store.clone(), other);
+    for reader in [&mut reader, &mut other] {
+        let last = reader.batch().await[0].row;
+        reader.save(last, true).await;
+    }
+    assert_eq!(world.store.clean("default", -1, 100).await.unwrap(), 1);
+    assert_eq!(world.store.clean("default", -1, 100).await.unwrap(), 0);
+    assert_eq!(world.store.clean("nobody", -1, 100).await.unwrap(), 0);
+    assert_eq!(world.store.clean("other", -1, 100).await.unwrap(), 1);
 }
 
 /// Law, rule O10: a row that fits no stream is never dropped, and is seen.
@@ -139,7 +169,7 @@ pub async fn rows_of_a_stream_nobody_registered_stay_and_are_named(world: &World
     assert_eq!(texts(&reader.batch().await), ["y"]);
     let last = reader.rest().await[0].row;
     reader.save(last, true).await;
-    assert_eq!(world.store.clean(-1, 100).await.unwrap(), 1);
+    assert_eq!(world.store.clean("default", -1, 100).await.unwrap(), 1);
     assert_eq!(world.store.backlog().await.unwrap().orphan_streams, ["typo"]);
     world.store.register_stream("typo", 1).await.unwrap();
     assert!(world.store.backlog().await.unwrap().orphan_streams.is_empty());

@@ -1,6 +1,7 @@
 //! Laws of [`OutboxStore`](semel_core::OutboxStore): each runs over the in-memory model and every backend.
 
 mod batches;
+mod delayed;
 mod exceptions;
 mod owners;
 mod rows;
@@ -8,6 +9,7 @@ mod world;
 mod writing;
 
 pub use batches::*;
+pub use delayed::*;
 pub use exceptions::*;
 pub use owners::*;
 pub use rows::*;
@@ -53,6 +55,7 @@ macro_rules! outbox_laws {
             parked_keys_come_with_the_shard
             cleaning_follows_the_cursor
             cleaning_keeps_rows_for_as_long_as_told
+            cleaning_one_stream_leaves_the_others_alone
             rows_of_a_stream_nobody_registered_stay_and_are_named
             the_backlog_counts_what_is_not_settled
         );
@@ -65,5 +68,19 @@ macro_rules! outbox_laws {
                 $crate::laws::outbox::$law(&world).await;
             }
         )*
+    };
+}
+
+/// Writes one test per law of delayed events, as [`outbox_laws`](crate::outbox_laws) does.
+#[macro_export]
+macro_rules! delayed_laws {
+    ($world:expr) => {
+        $crate::outbox_laws!(@each $world;
+            a_delayed_event_comes_when_its_time_has_come_and_not_before
+            due_events_come_in_the_order_of_their_times_some_at_a_time
+            a_cancelled_event_never_comes
+            a_delayed_event_belongs_to_its_transaction_and_its_id_is_taken
+            movers_at_once_move_each_event_once_and_in_order
+        );
     };
 }

@@ -12,6 +12,8 @@ use semel_core::relay::{Cursor, OwnedShard, ShardLease};
 use semel_core::store::{Acquire, CursorSave, EVENT_REPEATED, Guarded, Opening, OutboxRow, PageSize};
 use semel_core::{Event, Nonce, OutboxStore, StoreError, SystemClock};
 
+use uuid::Uuid;
+
 use crate::clock::ManualClock;
 
 /// The lease of the laws' owners, in milliseconds.
@@ -28,6 +30,14 @@ pub trait Writer: Send {
     async fn enqueue_many(&mut self, events: &[Event]) -> Result<Vec<i64>, StoreError>;
     /// Writes the events whose ids are new.
     async fn enqueue_new(&mut self, events: &[Event]) -> Result<Vec<Option<i64>>, StoreError>;
+    /// Writes an event that is to enter the outbox so many milliseconds from now. Only for stores that keep such.
+    async fn enqueue_in(&mut self, _event: &Event, _ms: i64) -> Result<(), StoreError> {
+        panic!("this store keeps no delayed events")
+    }
+    /// Takes a delayed event back; whether it still waited.
+    async fn cancel(&mut self, _id: Uuid) -> Result<bool, StoreError> {
+        panic!("this store keeps no delayed events")
+    }
     /// Commits.
     async fn commit(self: Box<Self>);
     /// Rolls back.
@@ -292,6 +302,14 @@ impl Writer for Memory {
             Err(error) => Err(error),
         };
         events.iter().map(written).collect()
+    }
+
+    async fn enqueue_in(&mut self, event: &Event, ms: i64) -> Result<(), StoreError> {
+        self.tx.enqueue_in(event.clone(), ms)
+    }
+
+    async fn cancel(&mut self, id: Uuid) -> Result<bool, StoreError> {
+        Ok(self.tx.cancel(id))
     }
 
     async fn commit(self: Box<Self>) {

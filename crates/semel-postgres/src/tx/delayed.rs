@@ -1,0 +1,64 @@
+//! Events that wait for their time, inside your own transaction.
+
+use semel_core::store::event_repeated;
+use semel_core::{Event, StoreError, Timestamp};
+use sqlx::{Postgres as Driver, Transaction};
+use uuid::Uuid;
+
+use super::outbox::encoded_headers;
+use crate::error::classify;
+use crate::gate::query;
+
+/// Writes an event that is not to be sent before a moment, by the database's clock. A relay moves it into the outbox
+/// when the moment has come, some hundred milliseconds later at most; from then on it is like any other. Among delayed
+/// events of one key the order is that of their times.
+///
+/// # Errors
+/// As [`enqueue`](super::enqueue). An id that is enqueued without delay while this event waits is not refused: this
+/// event is dropped then when its time comes, and the relay's log says so.
+pub async fn enqueue_at(
+    tx: &mut Transaction<'_, Driver>,
+    event: &Event,
+    not_before: Timestamp,
+) -> Result<(), StoreError> {
+    event.check()?;
+    let done = query(
+        "INSERT INTO semel.outbox_delayed
+           (due, stream, event_id, topic, type, source, key, content_type, headers, data, traceparent)
+         SELECT timestamptz 'epoch' + $1::bigint * interval '1 microsecond', $2, $3, $4, $5, $6, $7, $8, $9, $10, $11
+         WHERE NOT EXISTS (SELECT FROM semel.outbox WHERE event_id = $3)
+         ON CONFLICT (event_id) DO NOTHING",
+    )
+    .bind(not_before.0)
+    .bind(&event.stream)
+    .bind(event.id)
+    .bind(&event.topic)
+    .bind(&event.kind)
+    .bind(&event.source)
+    .bind(event.key.as_deref())
+    .bind(event.content_type.as_deref())
+    .bind(encoded_headers(event))
+    .bind(event.data.as_deref())
+    .bind(event.traceparent.as_deref())
+    .execute(&mut **tx)
+    .await
+    .map_err(|error| classify("enqueue_at", error))?;
+    if done.rows_affected() == 0 {
+        return Err(event_repeated(event.id));
+    }
+    Ok(())
+}
+
+/// Takes an event back that waits for its time; whether it still waited. Commit, and it is never sent. A relay that is
+/// moving it at this moment is waited for.
+///
+/// # Errors
+/// The store's.
+pub async fn cancel_delayed(tx: &mut Transaction<'_, Driver>, id: Uuid) -> Result<bool, StoreError> {
+    let done = query("DELETE FROM semel.outbox_delayed WHERE event_id = $1")
+        .bind(id)
+        .execute(&mut **tx)
+        .await
+        .map_err(|error| classify("cancel_delayed", error))?;
+    Ok(done.rows_affected() == 1)
+}

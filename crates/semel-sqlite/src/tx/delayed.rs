@@ -1,0 +1,63 @@
+//! Events that wait for their time, inside your own transaction.
+
+use semel_core::store::event_repeated;
+use semel_core::{Event, StoreError, Timestamp};
+use sqlx::{Sqlite as Driver, Transaction};
+use uuid::Uuid;
+
+use super::outbox::encoded_headers;
+use crate::error::classify;
+
+/// Writes an event that is not to be sent before a moment, by the relay's clock. A relay moves it into the outbox when
+/// the moment has come, some hundred milliseconds later at most; from then on it is like any other. Among delayed events
+/// of one key the order is that of their times.
+///
+/// # Errors
+/// As [`enqueue`](super::enqueue). An id that is enqueued without delay while this event waits is not refused: this
+/// event is dropped then when its time comes, and the relay's log says so.
+pub async fn enqueue_at(
+    tx: &mut Transaction<'_, Driver>,
+    event: &Event,
+    not_before: Timestamp,
+) -> Result<(), StoreError> {
+    event.check()?;
+    let done = sqlx::query(
+        "INSERT INTO semel_outbox_delayed
+           (due, stream, slot, event_id, topic, type, source, key, content_type, headers, data, traceparent)
+         SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12
+         WHERE NOT EXISTS (SELECT 1 FROM semel_outbox WHERE event_id = ?4)
+         ON CONFLICT (event_id) DO NOTHING",
+    )
+    .bind(not_before.0)
+    .bind(&event.stream)
+    .bind(i64::from(event.slot()))
+    .bind(&event.id.as_bytes()[..])
+    .bind(&event.topic)
+    .bind(&event.kind)
+    .bind(&event.source)
+    .bind(event.key.as_deref())
+    .bind(&event.content_type)
+    .bind(encoded_headers(event))
+    .bind(event.data.as_deref())
+    .bind(&event.traceparent)
+    .execute(&mut **tx)
+    .await
+    .map_err(|error| classify("enqueue_at", error))?;
+    if done.rows_affected() == 0 {
+        return Err(event_repeated(event.id));
+    }
+    Ok(())
+}
+
+/// Takes an event back that waits for its time; whether it still waited. Commit, and it is never sent.
+///
+/// # Errors
+/// The store's.
+pub async fn cancel_delayed(tx: &mut Transaction<'_, Driver>, id: Uuid) -> Result<bool, StoreError> {
+    let done = sqlx::query("DELETE FROM semel_outbox_delayed WHERE event_id = ?1")
+        .bind(&id.as_bytes()[..])
+        .execute(&mut **tx)
+        .await
+        .map_err(|error| classify("cancel_delayed", error))?;
+    Ok(done.rows_affected() == 1)
+}
