@@ -240,6 +240,13 @@ impl Raw {
         self.0.write_all(bytes.as_bytes()).unwrap();
     }
 
+    /// Hangs up, and returns when the other side has noticed and closed its end.
+    pub(super) fn hang_up(mut self) {
+        self.0.shutdown(std::net::Shutdown::Write).unwrap();
+        let read = self.0.read(&mut [0]);
+        assert!(matches!(read, Ok(0)), "it answered or held on: {read:?}");
+    }
+
     /// Reads until this was read.
     pub(super) fn until(&mut self, end: &str) -> String {
         let mut all = Vec::new();

@@ -115,8 +115,7 @@ async fn what_began_after_sigterm_is_recorded_though_its_client_is_gone() {
     .await;
     raw.send("}");
     until("it runs", async || upstream.seen.charges() == 1).await;
-    drop(raw);
-    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    blocking(move || raw.hang_up()).await;
     upstream.seen.go.notify_one();
     let (code, log) = stopping.await.unwrap();
     assert_eq!(code, 0, "{log}");
