@@ -70,7 +70,8 @@ enum Bench {
     },
     /// The gateway against nginx, where nginx, wrk and a `semel` built the same way are there.
     Gateway,
-    /// The relay from SQLite to a webhook, from PostgreSQL to a Redis stream and, with the feature kafka, from PostgreSQL to Kafka.
+    /// The relay from SQLite to a webhook, out of MariaDB, from PostgreSQL to a Redis stream and, with the feature kafka, from
+    /// PostgreSQL to Kafka.
     Relay,
     /// Everything.
     All,

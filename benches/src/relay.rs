@@ -4,6 +4,7 @@
 
 #[cfg(feature = "kafka")]
 mod kafka;
+mod mysql;
 mod redis;
 
 use std::sync::Arc;
@@ -38,6 +39,7 @@ const IN_FLIGHT: usize = 64;
 pub(crate) async fn run(plan: Plan) {
     sqlite_to_webhook(plan).await;
     redis::postgresql_to_redis(plan).await;
+    mysql::mariadb_to_nowhere(plan).await;
     #[cfg(feature = "kafka")]
     kafka::postgresql_to_kafka(plan).await;
     #[cfg(not(feature = "kafka"))]

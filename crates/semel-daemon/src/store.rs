@@ -26,7 +26,7 @@ pub(crate) enum Store {
     Postgres(Postgres),
     /// This process, as long as it lives.
     Memory(Memory),
-    /// A MariaDB or MySQL: keys and nothing else yet.
+    /// A MariaDB or MySQL: keys and the outbox, no sagas yet.
     #[cfg(feature = "mysql")]
     Mysql(Mysql),
     /// Keys and nothing else.
@@ -186,7 +186,7 @@ impl Store {
     /// Its sagas.
     ///
     /// # Errors
-    /// It holds keys and nothing else; the configuration was to refuse it.
+    /// It holds none; the configuration was to refuse it.
     pub(crate) fn sagas(&self) -> Result<Arc<dyn SagaStore>, StoreError> {
         Ok(match self {
             Self::Sqlite(db) => Arc::new(db.clone()),
@@ -194,7 +194,7 @@ impl Store {
             Self::Postgres(db) => Arc::new(db.clone()),
             Self::Memory(_) => Arc::new(MemorySagas::default()),
             #[cfg(feature = "mysql")]
-            Self::Mysql(_) => return Err(mysql_keys_only()),
+            Self::Mysql(_) => return Err(mysql_no_sagas()),
             #[cfg(feature = "redis")]
             Self::Redis(_) => return Err(keys_only()),
         })
@@ -211,7 +211,7 @@ impl Store {
             Self::Postgres(db) => Arc::new(db.clone()),
             Self::Memory(_) => Arc::new(MemoryOutbox::default()),
             #[cfg(feature = "mysql")]
-            Self::Mysql(_) => return Err(mysql_keys_only()),
+            Self::Mysql(db) => Arc::new(db.clone()),
             #[cfg(feature = "redis")]
             Self::Redis(_) => return Err(keys_only()),
         })
@@ -224,7 +224,7 @@ impl Store {
             #[cfg(feature = "postgres")]
             Self::Postgres(_) => 4,
             #[cfg(feature = "mysql")]
-            Self::Mysql(_) => 1,
+            Self::Mysql(_) => 4,
             #[cfg(feature = "redis")]
             Self::Redis(_) => 1,
         }
@@ -255,9 +255,8 @@ pub(crate) fn mysql(config: &StoreConfig, url: &str) -> semel_mysql::Config {
 }
 
 #[cfg(feature = "mysql")]
-fn mysql_keys_only() -> StoreError {
-    let text =
-        "for MariaDB and MySQL only keys are built yet; name a SQLite or PostgreSQL store for this role";
+fn mysql_no_sagas() -> StoreError {
+    let text = "sagas are not built for MariaDB and MySQL yet; name a SQLite or PostgreSQL store for them";
     StoreError::new(ErrorKind::Invalid, "open", text).with_code("SEM0222")
 }
 

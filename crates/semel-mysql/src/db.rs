@@ -1,6 +1,7 @@
 //! The pools.
 
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use semel_core::{ErrorKind, StoreError, Timestamp};
@@ -10,6 +11,7 @@ use sqlx::{ConnectOptions as _, Connection as _, MySql as Driver, Transaction};
 use crate::config::{Config, LOCK_WAIT_MAX};
 use crate::error::{NO_SAVEPOINT, classify, commit_failed, lost, number};
 use crate::server::ServerSettings;
+use crate::store::outbox_look::OutboxMemory;
 
 /// What every session of ours sets for itself: rows are never cut to fit, times are in UTC, and each statement sees what
 /// is committed.
@@ -29,7 +31,15 @@ INSERT INTO semel_key (key_bytes, state, token_last, version, replaces)
 UPDATE semel_key SET version = version WHERE key_bytes = x'';
 DELETE FROM semel_key WHERE key_bytes = x'';
 INSERT INTO semel_commit (id) SELECT id FROM semel_commit WHERE id = x'';
-DELETE FROM semel_commit WHERE id = x''";
+DELETE FROM semel_commit WHERE id = x'';
+INSERT INTO semel_outbox (stream, topic, type) SELECT stream, topic, type FROM semel_outbox WHERE id = 0;
+DELETE FROM semel_outbox WHERE id = 0;
+INSERT INTO semel_outbox_shard SELECT * FROM semel_outbox_shard WHERE stream = '';
+UPDATE semel_outbox_shard SET version = version WHERE stream = '';
+INSERT INTO semel_outbox_exception SELECT * FROM semel_outbox_exception WHERE id = 0;
+DELETE FROM semel_outbox_exception WHERE id = 0;
+UPDATE semel_outbox_home SET row_id = row_id WHERE one = 0;
+UPDATE semel_outbox_lock SET slot = slot WHERE slot = -1";
 
 /// A MariaDB or MySQL database. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
@@ -43,6 +53,7 @@ pub struct Mysql {
     /// Bytes of a statement at most.
     pub(crate) packet_bytes: usize,
     pub(crate) durable: bool,
+    pub(crate) outbox: Arc<OutboxMemory>,
 }
 
 impl std::fmt::Debug for Mysql {
@@ -88,6 +99,7 @@ impl Mysql {
             lock_wait: wait,
             packet_bytes: usize::try_from(settings.packet_bytes).unwrap_or(usize::MAX),
             durable: settings.is_durable(),
+            outbox: Arc::default(),
         })
     }
 

@@ -32,3 +32,6 @@ pub use db::Mysql;
 pub use error::{autocommit_failed, classify, commit_failed};
 pub use migrate::{SCHEMA_VERSION, script};
 pub use server::{Fault, ServerSettings};
+
+/// What to run when the table of events was emptied or replaced (SEM0202), relays stopped: every event in it is sent again.
+pub const ADOPT_OUTBOX: &str = include_str!("sql/outbox_adopt.sql");

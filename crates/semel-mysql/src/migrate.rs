@@ -9,7 +9,10 @@ use sqlx::mysql::MySqlConnection;
 use crate::db::Mysql;
 use crate::error::classify;
 
-const SCRIPTS: &[(i64, &str, &str)] = &[(1, "keys", include_str!("sql/0001_keys.sql"))];
+const SCRIPTS: &[(i64, &str, &str)] = &[
+    (1, "keys", include_str!("sql/0001_keys.sql")),
+    (2, "outbox", include_str!("sql/0002_outbox.sql")),
+];
 
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS semel_schema (
   version BIGINT PRIMARY KEY, name VARCHAR(100) NOT NULL, applied_at DATETIME(6) NOT NULL) ENGINE = InnoDB;";
@@ -19,7 +22,7 @@ const LOCK: &str = "SELECT GET_LOCK(CONCAT('semel:', MD5(DATABASE())), 60)";
 const UNLOCK: &str = "SELECT RELEASE_LOCK(CONCAT('semel:', MD5(DATABASE())))";
 
 /// The newest schema this build knows.
-pub const SCHEMA_VERSION: i64 = 1;
+pub const SCHEMA_VERSION: i64 = 2;
 
 /// The whole schema as one script, for `semel migrate --print`.
 #[must_use]

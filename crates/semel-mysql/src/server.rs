@@ -17,7 +17,8 @@ const ASK: &str = "SELECT CAST(@@version AS CHAR) AS version,
   CAST(@@sync_binlog AS SIGNED) AS sync_binlog, CAST(@@global.binlog_format AS CHAR) AS binlog_format,
   CAST(@@innodb_doublewrite AS CHAR) AS doublewrite, CAST(@@global.read_only AS SIGNED) AS read_only,
   CAST(@@max_allowed_packet AS SIGNED) AS packet, CAST(@@session.sql_mode AS CHAR) AS sql_mode,
-  CAST(@@innodb_rollback_on_timeout AS SIGNED) AS rollback_on_timeout, CAST(DATABASE() AS CHAR) AS db";
+  CAST(@@innodb_rollback_on_timeout AS SIGNED) AS rollback_on_timeout,
+  CAST(@@global.auto_increment_increment AS SIGNED) AS step, CAST(DATABASE() AS CHAR) AS db";
 
 /// What matters of a server's settings; read by [`Mysql::settings`](crate::Mysql::settings) or, before connecting, by [`ServerSettings::of`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +39,8 @@ pub struct ServerSettings {
     pub read_only: bool,
     /// `@@max_allowed_packet`, bytes.
     pub packet_bytes: u64,
+    /// `@@auto_increment_increment`: the outbox has to fill the numbers that a step above 1 leaves out.
+    pub step: i64,
     /// `@@sql_mode` of Semel's own session.
     pub sql_mode: String,
 }
@@ -88,6 +91,7 @@ impl ServerSettings {
             packet_bytes: number("packet")?
                 .and_then(|it| u64::try_from(it).ok())
                 .unwrap_or(0),
+            step: number("step")?.unwrap_or(1),
             sql_mode: text("sql_mode")?.unwrap_or_default(),
         })
     }
@@ -259,6 +263,7 @@ mod tests {
             doublewrite: true,
             read_only: false,
             packet_bytes: 16 << 20,
+            step: 1,
             sql_mode: "STRICT_ALL_TABLES".to_owned(),
         }
     }
@@ -285,6 +290,7 @@ mod tests {
             doublewrite: false,
             read_only: true,
             packet_bytes: 1 << 20,
+            step: 2,
             sql_mode: String::new(),
         };
         let all = [

@@ -303,6 +303,12 @@ async fn mysql(part: &str, db: &semel_mysql::Mysql) -> Vec<Finding> {
             "something between semel and the server sets it: connect without it, or let it pass sql_mode on";
         Finding::bad(part, "strictness", found, fix)
     });
+    if settings.step > 1 {
+        let found = format!("auto_increment_increment = {}", settings.step);
+        let fix = "set auto_increment_increment = 1 (on Galera wsrep_auto_increment_control = OFF, all writers on one node): \
+                   the relay fills every number that is left out";
+        findings.push(Finding::warn(part, "outbox", found, fix));
+    }
     match db.check_rights().await {
         Ok(()) => findings.push(Finding::ok(part, "rights", "may read and write Semel's tables")),
         // Of a schema that is missing another line speaks, of a replica, too.

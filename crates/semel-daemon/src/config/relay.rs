@@ -154,7 +154,7 @@ const WAIT: RangeInclusive<u64> = 1..=86_400_000;
 /// Reads one `[[relay]]`.
 pub(crate) fn read(table: &Table<'_>) -> Option<RelayConfig> {
     let name = table.name();
-    let store = table.sql_store();
+    let store = table.outbox_store();
     let streams = streams(table);
     table.require("sink", "{ webhook = { url = \"http://…\" } }");
     let sink = table

@@ -96,7 +96,7 @@ pub(crate) struct SagaConfig {
 /// Reads `[saga]`; `None` when it is switched off.
 pub(crate) fn read(table: &Table<'_>) -> Option<SagaConfig> {
     let enabled = table.boolean("enabled").unwrap_or(true);
-    let store = table.sql_store();
+    let store = table.saga_store();
     let size = |name, max, default| {
         let number = table.number(name, 1..=max).unwrap_or(default);
         usize::try_from(number).unwrap_or(usize::MAX)

@@ -71,8 +71,8 @@ const FIELDS: &[super::spec::Field] = &[
         "url",
         "store URL",
         "`sqlite:FILE` or `postgres://user:password@host:port/database`; \
-         a relative FILE is looked for beside the configuration file; for keys alone also \
-         `mysql://user:password@host:port/database` (MariaDB or MySQL) and \
+         a relative FILE is looked for beside the configuration file; for keys and the outbox also \
+         `mysql://user:password@host:port/database` (MariaDB or MySQL), for keys alone \
          `redis://user:password@host:port/database` or `rediss://`, several nodes of a cluster with commas between them. \
          `memory:` for gateways only (no other role may name it): **everything is forgotten when semel stops**, so a retry after that is sent again",
     ),
@@ -235,13 +235,15 @@ impl fmt::Debug for StoreUrl {
     }
 }
 
-/// A kind of store that holds keys and nothing else.
+/// A kind of store that does not hold everything.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct KeysOnly {
+pub(crate) struct Limited {
     /// What other roles need instead.
     pub(crate) needed: &'static str,
     /// What it is, and the code.
     pub(crate) is: &'static str,
+    /// Whether it holds an outbox beside its keys.
+    pub(crate) outbox: bool,
 }
 
 /// What is wrong with a store URL, and the fix. Says nothing of what stands after the scheme.
@@ -372,17 +374,19 @@ impl StoreUrl {
         matches!(self, Self::Sqlite(_))
     }
 
-    /// What to say where it holds keys and nothing else.
-    pub(crate) const fn keys_only(&self) -> Option<KeysOnly> {
+    /// What to say where it does not hold what a role needs.
+    pub(crate) const fn limited(&self) -> Option<Limited> {
         match self {
             Self::Sqlite(_) | Self::Postgres(_) | Self::Memory => None,
-            Self::Mysql(_) => Some(KeysOnly {
+            Self::Mysql(_) => Some(Limited {
                 needed: "SQLite or PostgreSQL",
-                is: "a MariaDB or MySQL, for which only keys are built yet (SEM0222)",
+                is: "a MariaDB or MySQL, for which only keys and the outbox are built yet (SEM0222)",
+                outbox: true,
             }),
-            Self::Redis(_) => Some(KeysOnly {
+            Self::Redis(_) => Some(Limited {
                 needed: "an SQL store",
                 is: "a Redis, which holds keys only (SEM0239)",
+                outbox: false,
             }),
         }
     }
@@ -415,8 +419,8 @@ pub(crate) fn read(name: &str, table: &Table<'_>, folder: &Path) -> Option<Store
     } else if url.is_redis() {
         table.idle(&["migrate", "connections_max"], "the store is a Redis");
     }
-    if let Some(kind) = url.keys_only() {
-        table.is_for_keys_only(name, kind);
+    if let Some(kind) = url.limited() {
+        table.is_limited(name, kind);
     }
     Some(StoreConfig {
         redis,

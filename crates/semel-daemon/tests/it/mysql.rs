@@ -1,5 +1,6 @@
-//! A store on MariaDB: the gateway's keys, and what `migrate` and `check` say of it.
+//! A store on MariaDB: the gateway's keys, an outbox, and what `migrate` and `check` say of it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -7,7 +8,8 @@ use bytes::Bytes;
 use http::Response;
 use semel_testkit::servers::{MariadbServer, free_port, mariadb};
 
-use super::daemon::{Folder, post, run, texts};
+use super::daemon::{Folder, post, run, texts, until};
+use super::receiver::Receiver;
 
 /// The line of one check of the default store.
 fn line<'a>(stdout: &'a str, check: &str) -> &'a str {
@@ -38,13 +40,14 @@ fn tables_are_installed_once_and_can_be_printed() {
         line(&stdout, "schema").contains("run `semel migrate`"),
         "{stdout}"
     );
-    assert!(migrate(&url).contains("installed by 1 script"));
+    assert!(migrate(&url).contains("installed by 2 scripts"));
     assert!(migrate(&url).contains("was there already"));
     let folder = Folder::new("[store]\nurl = \"mysql://app:hunter2@db/shop\"\n");
     let (stdout, _, code) = texts(&run(folder.path(), &["migrate", "--print"]));
     assert_eq!(code, 0);
     assert!(
-        stdout.contains("CREATE TABLE IF NOT EXISTS semel_key"),
+        stdout.contains("CREATE TABLE IF NOT EXISTS semel_key")
+            && stdout.contains("CREATE TABLE IF NOT EXISTS semel_outbox ("),
         "{stdout}"
     );
     assert!(!stdout.contains("hunter2"));
@@ -145,4 +148,72 @@ async fn gateways_share_their_keys_on_mariadb() {
     assert_eq!(again.headers()["idempotent-replayed"], "true");
     assert_eq!(done.load(Ordering::SeqCst), 1);
     assert_eq!(b.stop().await.0, 0);
+}
+
+/// A service in another language writes by a plain INSERT; two daemons share the shards, one is killed with -9.
+#[tokio::test]
+async fn events_on_mariadb_arrive_in_order_when_one_of_two_relays_dies() {
+    const EVENTS: usize = 120;
+    let receiver = Receiver::start().await;
+    let url = mariadb().fresh_database();
+    let folder = || {
+        Folder::new(&format!(
+            "[store]\nurl = \"{url}\"\nmigrate = true\n[[relay]]\nname = \"orders\"\nlease_ms = 1500\n\
+             send_timeout_ms = 1000\nsink.webhook.url = \"{}\"\n",
+            receiver.url("/events"),
+        ))
+    };
+    let (first, second) = (folder(), folder());
+    let mut a = first.start().await;
+    a.until_ready().await;
+    let b = second.start().await;
+    b.until_ready().await;
+    let db = semel_mysql::Mysql::connect(semel_mysql::Config::new(&url))
+        .await
+        .unwrap();
+    for n in 0..EVENTS {
+        let mut tx = db.begin().await.unwrap();
+        sqlx::query(
+            "INSERT INTO semel_outbox (topic, type, `key`, content_type, data) VALUES ('orders', 'placed', ?, 'text/plain', ?)",
+        )
+        .bind(format!("order-{}", n % 7))
+        .bind(n.to_string())
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+        db.commit(tx).await.unwrap();
+        if n == EVENTS / 2 {
+            until("some have arrived", async || receiver.seen().len() > 10).await;
+            a.process.kill();
+        }
+    }
+    let mut order: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    until("all have arrived", async || {
+        let ids: BTreeSet<String> = receiver.seen().iter().map(|seen| seen.header("ce-id")).collect();
+        ids.len() >= EVENTS
+    })
+    .await;
+    assert_eq!(b.stop().await.0, 0);
+    let mut again = BTreeSet::new();
+    for seen in receiver.seen() {
+        if again.insert(seen.header("ce-id")) {
+            let n = String::from_utf8(seen.body.to_vec()).unwrap().parse().unwrap();
+            order.entry(seen.header("ce-partitionkey")).or_default().push(n);
+        }
+    }
+    assert_eq!(order.len(), 7);
+    assert!(order.values().all(|numbers| numbers.is_sorted()), "{order:?}");
+}
+
+#[test]
+fn check_warns_of_numbers_that_are_left_out() {
+    let server = MariadbServer::start_with(&["--auto-increment-increment=2"]);
+    let url = server.fresh_database();
+    migrate(&url);
+    let (stdout, code) = check(&url);
+    assert_eq!(code, 0, "{stdout}");
+    assert!(
+        line(&stdout, "outbox").contains("auto_increment_increment = 2"),
+        "{stdout}"
+    );
 }

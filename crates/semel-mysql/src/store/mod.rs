@@ -3,3 +3,9 @@
 mod key_batch;
 pub(crate) mod key_rows;
 mod keys;
+mod outbox;
+mod outbox_clean;
+pub(crate) mod outbox_look;
+mod outbox_mark;
+mod outbox_page;
+mod outbox_rows;

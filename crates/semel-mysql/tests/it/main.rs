@@ -3,5 +3,6 @@
 
 mod data;
 mod keys;
+mod outbox;
 mod schema;
 mod server;

@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use semel_core::limits::LimitExceeded;
 use semel_core::store::{OutboxRow, SinkError, SinkFuture, SinkOrder};
 use semel_core::{Event, OutboxStore, Sink};
+use semel_mysql::Mysql;
 use semel_postgres::Postgres;
 use semel_sqlite::Sqlite;
 use semel_testkit::crash::{Run, role};
@@ -75,6 +76,8 @@ fn relay(argument: &str) {
                     .await
                     .unwrap(),
             )
+        } else if database.starts_with("mysql://") {
+            Arc::new(Mysql::connect(semel_mysql::Config::new(database)).await.unwrap())
         } else {
             Arc::new(Sqlite::open(semel_sqlite::Config::new(database)).await.unwrap())
         };
@@ -173,6 +176,28 @@ fn a_relay_on_postgres_dies_at_every_point_and_nothing_is_lost() {
         dir.path(),
         &|events| {
             runtime.block_on(crate::postgres::write(&db, events));
+        },
+    );
+}
+
+#[test]
+fn a_relay_on_mariadb_dies_at_every_point_and_nothing_is_lost() {
+    if let Some(argument) = role("relay") {
+        return relay(&argument);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let url = servers::mariadb().fresh_database();
+    let runtime = runtime();
+    let db = runtime
+        .block_on(Mysql::connect(semel_mysql::Config::new(&url)))
+        .unwrap();
+    runtime.block_on(db.migrate()).unwrap();
+    dies_at_every_point(
+        "crash::a_relay_on_mariadb_dies_at_every_point_and_nothing_is_lost",
+        &url,
+        dir.path(),
+        &|events| {
+            runtime.block_on(crate::mysql::write(&db, events));
         },
     );
 }

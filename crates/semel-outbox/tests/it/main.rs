@@ -7,6 +7,7 @@
 
 mod bed;
 mod crash;
+mod mysql;
 mod postgres;
 mod relay;
 mod webhook;

@@ -16,7 +16,7 @@ use toml::de::{DeTable, DeValue};
 use crate::config::ROOT_HEADER;
 use crate::config::mistake::Mistake;
 use crate::config::spec::Section;
-use crate::config::store::KeysOnly;
+use crate::config::store::Limited;
 
 /// Bytes of a name at most.
 pub(crate) const NAME_BYTES_MAX: usize = 64;
@@ -33,7 +33,7 @@ pub(crate) struct Reader<'a> {
     /// The stores there are, right or wrong.
     stores: RefCell<Vec<String>>,
     /// Those of them that hold keys and nothing else.
-    pub(super) keys_only: RefCell<Vec<(String, KeysOnly)>>,
+    pub(super) limited: RefCell<Vec<(String, Limited)>>,
     /// Names already given, by header.
     names: RefCell<HashSet<(&'static str, String)>>,
     /// Streams that a relay publishes already, by store.
@@ -61,7 +61,7 @@ impl<'a> Reader<'a> {
             doubts: RefCell::default(),
             secrets: RefCell::default(),
             stores: RefCell::default(),
-            keys_only: RefCell::default(),
+            limited: RefCell::default(),
             names: RefCell::default(),
             addresses: RefCell::default(),
             streams: RefCell::default(),

@@ -5,7 +5,7 @@ use toml::de::DeValue;
 
 use super::{At, NAME_BYTES_MAX, Table};
 use crate::config::spec::nearest;
-use crate::config::store::{DEFAULT, KeysOnly};
+use crate::config::store::{DEFAULT, Limited};
 
 impl Table<'_> {
     /// The role's `name`: a label of metrics and part of the owner of leases, so a small alphabet, and unique.
@@ -64,11 +64,21 @@ impl Table<'_> {
         Some(wanted.value)
     }
 
-    /// The same for a role that keeps more than keys: a store that holds keys only is a mistake.
-    pub(crate) fn sql_store(&self) -> Option<String> {
+    /// The same for a relay: a store that holds no outbox is a mistake.
+    pub(crate) fn outbox_store(&self) -> Option<String> {
+        self.store_that(|limited| limited.outbox)
+    }
+
+    /// The same for sagas: a store that does not hold everything is a mistake.
+    pub(crate) fn saga_store(&self) -> Option<String> {
+        self.store_that(|_| false)
+    }
+
+    fn store_that(&self, does: impl Fn(&Limited) -> bool) -> Option<String> {
         let store = self.store()?;
-        let kinds = self.reader.keys_only.borrow();
-        if let Some((_, KeysOnly { needed, is })) = kinds.iter().find(|(name, _)| *name == store) {
+        let kinds = self.reader.limited.borrow();
+        let found = kinds.iter().find(|(name, kind)| *name == store && !does(kind));
+        if let Some((_, Limited { needed, is, .. })) = found {
             let message = format!("{} needs {needed}; `{store}` is {is}", self.header());
             let fix = "name a SQLite or PostgreSQL store with `store`; keep this one for gateways";
             let span = self.text("store").map_or_else(|| self.span(), |name| name.span);
@@ -77,9 +87,9 @@ impl Table<'_> {
         Some(store)
     }
 
-    /// Notes that this store holds keys and nothing else.
-    pub(crate) fn is_for_keys_only(&self, store: &str, kind: KeysOnly) {
-        self.reader.keys_only.borrow_mut().push((store.to_owned(), kind));
+    /// Notes that this store does not hold everything.
+    pub(crate) fn is_limited(&self, store: &str, kind: Limited) {
+        self.reader.limited.borrow_mut().push((store.to_owned(), kind));
     }
 
     /// Two relays of one store cannot publish the same stream: it has one cursor and one sink.

@@ -1,0 +1,221 @@
+//! Events inside your own transaction.
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+use semel_core::inbox::headers;
+use semel_core::store::{EVENT_REPEATED, event_repeated};
+use semel_core::{Event, StoreError};
+use sqlx::{AssertSqlSafe, MySql as Driver, Transaction};
+use uuid::Uuid;
+
+use crate::error::{DUPLICATE, classify, number};
+use crate::store::key_rows::push_hex;
+
+const COLUMNS: &str =
+    "stream, event_id, topic, type, source, `key`, content_type, headers, data, traceparent";
+const LOCK: &str =
+    "SELECT slot FROM semel_outbox_lock WHERE slot = CONV(LEFT(SHA2(?, 256), 4), 16, 10) & 4095 FOR UPDATE";
+/// Events in one statement at most, by number and by bytes.
+const AT_ONCE: usize = 200;
+const BYTES_AT_ONCE: usize = 1 << 20;
+
+/// Writes an event that a relay will publish after the commit; returns its row number. Commit, and it will be sent at
+/// least once, with this id; roll back, and it never was.
+///
+/// Events of one key are sent in the order in which they were written, where the writers of that key take turns: lock
+/// something that stands for the key (the business row, or [`lock_key`]) before you call this.
+///
+/// # Errors
+/// An event that could never be sent ([`Event::check`]); one whose id was enqueued before and is still kept
+/// ([SEM0250](semel_core::store::EVENT_REPEATED)); or the store's. Nothing is written then. An id that an open
+/// transaction has written is waited for.
+///
+/// ```no_run
+/// # async fn f(db: &semel_mysql::Mysql) -> Result<(), Box<dyn std::error::Error>> {
+/// use semel_core::{Event, SystemClock, host::uuid_v7};
+/// let mut tx = db.begin().await?;
+/// sqlx::query("INSERT INTO orders (id) VALUES ('order-7')").execute(&mut *tx).await?;
+/// let event = Event::new(uuid_v7(&SystemClock), "orders", "order.placed")
+///     .with_key("order-7")
+///     .with_data("application/json", r#"{"total":42}"#);
+/// semel_mysql::tx::enqueue(&mut tx, &event).await?;
+/// db.commit(tx).await?;
+/// # Ok(()) }
+/// ```
+pub async fn enqueue(tx: &mut Transaction<'_, Driver>, event: &Event) -> Result<i64, StoreError> {
+    event.check()?;
+    insert(tx, std::slice::from_ref(event)).await
+}
+
+/// Writes several events in order; returns their row numbers. All are checked before the first is written.
+///
+/// # Errors
+/// As [`enqueue`]. After an error of the store roll the transaction back: some may have been written.
+pub async fn enqueue_many(
+    tx: &mut Transaction<'_, Driver>,
+    events: &[Event],
+) -> Result<Vec<i64>, StoreError> {
+    events.iter().try_for_each(Event::check)?;
+    if events.is_empty() {
+        return Ok(Vec::new());
+    }
+    let step = step(tx).await?;
+    let mut rows = Vec::with_capacity(events.len());
+    for some in statements(events) {
+        let first = insert(tx, some).await?;
+        rows.extend((0..).take(some.len()).map(|n: i64| first + n * step));
+    }
+    Ok(rows)
+}
+
+/// Writes those events whose ids were not enqueued before; returns row numbers, `None` for an event that was there
+/// already. For writers that may repeat themselves, with ids that follow from what they do. Ids are remembered for as
+/// long as rows are kept.
+///
+/// # Errors
+/// As [`enqueue_many`], but for repeated ids.
+pub async fn enqueue_new(
+    tx: &mut Transaction<'_, Driver>,
+    events: &[Event],
+) -> Result<Vec<Option<i64>>, StoreError> {
+    events.iter().try_for_each(Event::check)?;
+    if events.is_empty() {
+        return Ok(Vec::new());
+    }
+    let step = step(tx).await?;
+    let mut rows = Vec::with_capacity(events.len());
+    for some in statements(events) {
+        match insert(tx, some).await {
+            Ok(first) => rows.extend((0..).take(some.len()).map(|n: i64| Some(first + n * step))),
+            // The server took back the statement, and nothing else: one after the other then.
+            Err(error) if error.code() == EVENT_REPEATED => {
+                for event in some {
+                    rows.push(match insert(tx, std::slice::from_ref(event)).await {
+                        Ok(row) => Some(row),
+                        Err(error) if error.code() == EVENT_REPEATED => None,
+                        Err(error) => return Err(error),
+                    });
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(rows)
+}
+
+/// A statement's numbers follow each other by this much.
+async fn step(tx: &mut Transaction<'_, Driver>) -> Result<i64, StoreError> {
+    sqlx::query_scalar("SELECT CAST(@@session.auto_increment_increment AS SIGNED)")
+        .fetch_one(&mut **tx)
+        .await
+        .map_err(|error| classify("enqueue", error))
+}
+
+/// What goes into one statement each.
+fn statements(events: &[Event]) -> impl Iterator<Item = &[Event]> {
+    let mut left = events;
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |(n, event): &(usize, &Event)| {
+            bytes += event.data.as_ref().map_or(0, Bytes::len);
+            *n == 0 || *n < AT_ONCE && bytes <= BYTES_AT_ONCE
+        };
+        let taken = left.iter().enumerate().take_while(fits).count();
+        let (some, rest) = left.split_at(taken);
+        left = rest;
+        (!some.is_empty()).then_some(some)
+    })
+}
+
+/// Writes events by one statement; the number of the first.
+async fn insert(tx: &mut Transaction<'_, Driver>, events: &[Event]) -> Result<i64, StoreError> {
+    let mut sql = format!("INSERT INTO semel_outbox ({COLUMNS}) VALUES ");
+    for n in 0..events.len() {
+        sql.push_str(if n == 0 { "" } else { "," });
+        sql.push_str("(?,?,?,?,?,?,?,?,?,?)");
+    }
+    // Of one event and of full statements, not of every number of events.
+    let usual = events.len() == 1 || events.len() == AT_ONCE;
+    let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(usual);
+    for event in events {
+        query = query
+            .bind(&event.stream)
+            .bind(&event.id.as_bytes()[..])
+            .bind(&event.topic)
+            .bind(&event.kind)
+            .bind(&event.source)
+            .bind(event.key.as_deref())
+            .bind(&event.content_type)
+            .bind(encoded_headers(event))
+            .bind(event.data.as_deref())
+            .bind(&event.traceparent);
+    }
+    match query.execute(&mut **tx).await {
+        Ok(done) => Ok(i64::try_from(done.last_insert_id()).unwrap_or(i64::MAX)),
+        Err(error) if is_repeated(&error) => {
+            let id = repeated(tx, events).await?;
+            Err(event_repeated(id).with_source(error))
+        }
+        Err(error) => Err(classify("enqueue", error)),
+    }
+}
+
+fn is_repeated(error: &sqlx::Error) -> bool {
+    let words = error.as_database_error().map(|error| error.message());
+    number(error) == Some(DUPLICATE) && words.is_some_and(|words| words.contains("semel_outbox_event_id"))
+}
+
+/// Which of the events was refused: the server writes ids in its own way.
+async fn repeated(tx: &mut Transaction<'_, Driver>, events: &[Event]) -> Result<Uuid, StoreError> {
+    if let [event] = events {
+        return Ok(event.id);
+    }
+    let mut seen = HashSet::new();
+    if let Some(twice) = events.iter().find(|event| !seen.insert(event.id)) {
+        return Ok(twice.id);
+    }
+    let mut sql = String::from("SELECT event_id FROM semel_outbox WHERE event_id IN (''");
+    for event in events {
+        sql.push_str(",x'");
+        push_hex(&mut sql, event.id.as_bytes());
+        sql.push('\'');
+    }
+    // It sees what a snapshot of the transaction's own would hide.
+    sql.push_str(") LIMIT 1 LOCK IN SHARE MODE");
+    let found: Option<Vec<u8>> = sqlx::query_scalar(AssertSqlSafe(sql))
+        .persistent(false)
+        .fetch_optional(&mut **tx)
+        .await
+        .map_err(|error| classify("enqueue", error))?;
+    Ok(found
+        .and_then(|id| Uuid::from_slice(&id).ok())
+        .unwrap_or(Uuid::nil()))
+}
+
+fn encoded_headers(event: &Event) -> Option<String> {
+    if event.headers.is_empty() {
+        return None;
+    }
+    let pairs: Vec<(String, Option<Bytes>)> = event
+        .headers
+        .iter()
+        .map(|(name, value)| (name.clone(), Some(value.clone())))
+        .collect();
+    // The encoding is JSON, so this cannot lose anything.
+    Some(String::from_utf8_lossy(&headers::encode(&pairs)).into_owned())
+}
+
+/// Makes writers of one ordering key take turns until they commit: for those that lock no row of their own. Call it
+/// before [`enqueue`]. Keys share 4,096 locks, so now and then two keys take turns, too.
+///
+/// # Errors
+/// The store's; a deadlock where two transactions lock the same keys in different orders.
+pub async fn lock_key(tx: &mut Transaction<'_, Driver>, key: &[u8]) -> Result<(), StoreError> {
+    sqlx::query(LOCK)
+        .bind(key)
+        .fetch_one(&mut **tx)
+        .await
+        .map_err(|error| classify("lock_key", error))?;
+    Ok(())
+}
