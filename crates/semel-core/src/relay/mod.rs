@@ -37,6 +37,7 @@ mod cursor;
 mod machine;
 mod policy;
 mod settle;
+mod waves;
 mod window;
 
 #[cfg(test)]
@@ -48,3 +49,4 @@ pub use command::{Command, End, Input, Pause, PauseKind, StoreCall};
 pub use cursor::{Cursor, Epoch, Mark, OwnedShard, ShardId, ShardLease, Slots, Takeovers};
 pub use machine::{Counters, Machine};
 pub use policy::{Poison, RelayPolicy};
+pub use waves::Waves;

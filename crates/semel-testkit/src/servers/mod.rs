@@ -9,13 +9,17 @@ mod guard;
 mod kafka;
 mod kafka_wire;
 mod mariadb;
+mod nats;
 mod pgbouncer;
 mod postgres;
+mod rabbitmq;
 mod redis;
 
 pub use guard::{Guard, free_port};
 pub use kafka::{KafkaServer, kafka};
 pub use mariadb::{MariadbServer, mariadb};
+pub use nats::{NatsServer, nats};
 pub use pgbouncer::{PgBouncer, pgbouncer};
 pub use postgres::{PostgresServer, postgres};
+pub use rabbitmq::{RABBITMQ_MESSAGE_BYTES_MAX, RabbitmqServer, rabbitmq};
 pub use redis::{RedisCluster, RedisServer, redis};

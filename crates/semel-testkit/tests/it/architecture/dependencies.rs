@@ -23,6 +23,8 @@ const BACKENDS: &[&str] = &[
     "semel-redis",
     "semel-kafka",
     "semel-webhook",
+    "semel-rabbitmq",
+    "semel-nats",
 ];
 const DRIVERS: &[&str] = &[
     "sqlx",
@@ -31,6 +33,8 @@ const DRIVERS: &[&str] = &[
     "libsqlite3-sys",
     "rdkafka",
     "rdkafka-sys",
+    "lapin",
+    "async-nats",
 ];
 const IO: &[&str] = &["tokio", "mio", "socket2", "hyper", "axum", "tower", "rustls"];
 
@@ -128,6 +132,14 @@ fn backends_know_only_their_own_server() {
     ));
     found.extend(reaches(&["semel-kafka"], &[&["sqlx-core"]]));
     found.extend(reaches(&["semel-webhook"], &[DRIVERS]));
+    found.extend(reaches(
+        &["semel-rabbitmq"],
+        &[&["sqlx-core", "rdkafka-sys", "async-nats"]],
+    ));
+    found.extend(reaches(
+        &["semel-nats"],
+        &[&["sqlx-core", "rdkafka-sys", "lapin"]],
+    ));
     none("a user of one backend builds no other", &found);
 }
 

@@ -1,0 +1,109 @@
+//! What is JetStream's own.
+
+use std::sync::Arc;
+
+use async_nats::jetstream::{self, stream};
+use semel_core::store::{OutboxRow, Sink as _, SinkError, SinkErrorClass};
+use semel_core::{Event, Timestamp};
+use semel_nats::{NatsConfig, NatsSink};
+use semel_testkit::laws::sink::LIMIT;
+use semel_testkit::servers::nats;
+use uuid::Uuid;
+
+fn row(topic: &str, n: u32, key: &str) -> Arc<OutboxRow> {
+    let event = Event::new(Uuid::from_u128(u128::from(n)), topic, "test")
+        .with_key(key.to_owned())
+        .with_data("text/plain", n.to_string());
+    Arc::new(OutboxRow {
+        row: i64::from(n),
+        created_at: Timestamp(0),
+        event,
+    })
+}
+
+async fn made(config: stream::Config) -> stream::Stream {
+    let context = jetstream::new(async_nats::connect(nats().url()).await.unwrap());
+    context.create_stream(config).await.unwrap()
+}
+
+fn named(name: &str) -> stream::Config {
+    stream::Config {
+        name: name.to_owned(),
+        subjects: vec![format!("shop.{name}")],
+        ..stream::Config::default()
+    }
+}
+
+fn sink() -> NatsSink {
+    let mut config = NatsConfig::new(nats().url());
+    config.subject = "shop.{topic}".to_owned();
+    NatsSink::new(config).unwrap()
+}
+
+fn classes(results: Vec<Result<(), SinkError>>) -> Vec<Option<SinkErrorClass>> {
+    results
+        .into_iter()
+        .map(|result| result.err().map(|error| error.class))
+        .collect()
+}
+
+#[tokio::test]
+async fn a_row_sent_again_inside_the_window_is_kept_once_and_acknowledged() {
+    let name = nats().fresh_name("s");
+    let mut stream = made(named(&name)).await;
+    let rows = [row(&name, 1, "k"), row(&name, 2, "k")];
+    for _ in 0..3 {
+        assert_eq!(classes(sink().publish_many(&rows, LIMIT).await), [None, None]);
+    }
+    assert_eq!(stream.info().await.unwrap().state.messages, 2);
+}
+
+#[tokio::test]
+async fn a_stream_that_is_full_and_discards_new_messages_is_away_and_costs_no_order() {
+    let name = nats().fresh_name("s");
+    made(stream::Config {
+        max_messages: 2,
+        discard: stream::DiscardPolicy::New,
+        ..named(&name)
+    })
+    .await;
+    let rows: Vec<_> = (0..5).map(|n| row(&name, n, "k")).collect();
+    let held_back = Some(SinkErrorClass::HeldBack);
+    let results = classes(sink().publish_many(&rows, LIMIT).await);
+    assert_eq!(
+        results,
+        [None, None, Some(SinkErrorClass::Away), held_back, held_back]
+    );
+}
+
+#[tokio::test]
+async fn a_subject_that_no_stream_takes_is_named() {
+    let name = nats().fresh_name("none");
+    let results = sink().publish_many(&[row(&name, 1, "k")], LIMIT).await;
+    let error = results[0].clone().unwrap_err();
+    assert_eq!(error.class, SinkErrorClass::Destination);
+    assert!(error.message.contains(&format!("shop.{name}")), "{error}");
+}
+
+#[tokio::test]
+async fn no_server_at_all_is_away() {
+    let sink = NatsSink::new(NatsConfig::new("nats://127.0.0.1:1")).unwrap();
+    assert_eq!(sink.probe().await.unwrap_err().class, SinkErrorClass::Away);
+    let results = sink
+        .publish_many(&[row("t", 1, "k"), row("t", 2, "k")], LIMIT)
+        .await;
+    assert_eq!(
+        classes(results),
+        [Some(SinkErrorClass::Away), Some(SinkErrorClass::HeldBack)]
+    );
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused_and_no_secret_is_shown() {
+    let wrong = |config: NatsConfig| NatsSink::new(config).unwrap_err().to_string();
+    let mut config = NatsConfig::new("nats://a:secret@h:x");
+    assert!(!wrong(config.clone()).contains("secret"));
+    config.url = nats().url();
+    config.subject = "a..b".to_owned();
+    assert!(wrong(config).contains("subject"));
+}
