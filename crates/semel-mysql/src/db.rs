@@ -34,6 +34,8 @@ INSERT INTO semel_commit (id) SELECT id FROM semel_commit WHERE id = x'';
 DELETE FROM semel_commit WHERE id = x'';
 INSERT INTO semel_outbox (stream, topic, type) SELECT stream, topic, type FROM semel_outbox WHERE id = 0;
 DELETE FROM semel_outbox WHERE id = 0;
+INSERT INTO semel_outbox_delayed (due_us, topic, type) SELECT due_us, topic, type FROM semel_outbox_delayed WHERE n = 0;
+DELETE FROM semel_outbox_delayed WHERE n = 0;
 INSERT INTO semel_outbox_shard SELECT * FROM semel_outbox_shard WHERE stream = '';
 UPDATE semel_outbox_shard SET version = version WHERE stream = '';
 INSERT INTO semel_outbox_exception SELECT * FROM semel_outbox_exception WHERE id = 0;

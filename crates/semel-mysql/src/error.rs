@@ -20,6 +20,12 @@ pub(crate) fn number(error: &sqlx::Error) -> Option<u16> {
     Some(error.try_downcast_ref::<MySqlDatabaseError>()?.number())
 }
 
+/// Whether an event was refused because of its id: one of that id is there, or waits.
+pub(crate) fn is_repeated_event(error: &sqlx::Error) -> bool {
+    let words = error.as_database_error().map(|error| error.message());
+    number(error) == Some(DUPLICATE) && words.is_some_and(|words| words.contains("semel_outbox_event_id"))
+}
+
 /// The kind of a failed statement or connection outside of a commit: nothing of the transaction is durable.
 #[must_use]
 pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {

@@ -126,3 +126,43 @@ INSERT INTO semel_outbox_lock (slot)
       UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9 UNION ALL SELECT 10 UNION ALL SELECT 11
       UNION ALL SELECT 12 UNION ALL SELECT 13 UNION ALL SELECT 14 UNION ALL SELECT 15) AS c
   ON DUPLICATE KEY UPDATE semel_outbox_lock.slot = semel_outbox_lock.slot;
+
+-- Events that wait for their time (due_us: microseconds since 1970 in UTC). A relay moves them into semel_outbox when it has
+-- come, with the limits of that table, which are checked here already.
+CREATE TABLE IF NOT EXISTS semel_outbox_delayed (
+  n            BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
+  due_us       BIGINT NOT NULL,
+  stream       VARCHAR(249) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT 'default',
+  event_id     VARBINARY(16) NOT NULL DEFAULT (UNHEX(REPLACE(UUID(), '-', ''))),
+  topic        VARCHAR(249) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+  type         VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  source       VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL DEFAULT '/semel',
+  `key`        VARBINARY(1024),
+  content_type VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin,
+  headers      MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin,
+  data         LONGBLOB,
+  traceparent  VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin,
+  -- The names of constraints are the schema's on MySQL, so these cannot be those of semel_outbox.
+  CONSTRAINT delayed_due_us_is_of_the_years_1970_to_9999 CHECK (due_us BETWEEN 0 AND 253402300799999999),
+  CONSTRAINT delayed_event_id_is_16_bytes CHECK (OCTET_LENGTH(event_id) = 16),
+  CONSTRAINT delayed_stream_is_1_to_249_letters_digits_dot_underscore_dash
+    CHECK (stream REGEXP '^[A-Za-z0-9._-]{1,249}$' AND stream NOT IN ('.', '..')),
+  CONSTRAINT delayed_topic_is_1_to_249_letters_digits_dot_underscore_dash
+    CHECK (topic REGEXP '^[A-Za-z0-9._-]{1,249}$' AND topic NOT IN ('.', '..')),
+  CONSTRAINT delayed_type_is_1_to_255_bytes_without_control_characters
+    CHECK (OCTET_LENGTH(type) BETWEEN 1 AND 255 AND type NOT REGEXP '[[:cntrl:]]'),
+  CONSTRAINT delayed_source_is_1_to_255_bytes_no_control_characters
+    CHECK (OCTET_LENGTH(source) BETWEEN 1 AND 255 AND source NOT REGEXP '[[:cntrl:]]'),
+  CONSTRAINT delayed_key_is_1_to_1024_bytes CHECK (OCTET_LENGTH(`key`) BETWEEN 1 AND 1024),
+  CONSTRAINT delayed_content_type_is_at_most_255_bytes_no_control_characters
+    CHECK (OCTET_LENGTH(content_type) <= 255 AND content_type NOT REGEXP '[[:cntrl:]]'),
+  CONSTRAINT delayed_headers_are_pairs_at_most_64_of_16384_bytes_in_all
+    CHECK (headers IS NULL OR OCTET_LENGTH(headers) <= 65536 AND CASE
+      WHEN headers REGEXP '^\\[( ?\\[ ?"[A-Za-z0-9._-]+" ?, ?"([0-9a-f][0-9a-f])*" ?\\] ?,?)*\\]$'
+      THEN JSON_VALID(headers) AND JSON_LENGTH(headers) <= 64 ELSE FALSE END),
+  CONSTRAINT delayed_data_is_at_most_900000_bytes CHECK (OCTET_LENGTH(data) <= 900000),
+  CONSTRAINT delayed_traceparent_is_at_most_255_bytes_no_control_characters
+    CHECK (OCTET_LENGTH(traceparent) <= 255 AND traceparent NOT REGEXP '[[:cntrl:]]'),
+  UNIQUE KEY semel_outbox_event_id_delayed (event_id),
+  KEY semel_outbox_delayed_due (stream, due_us, n)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;

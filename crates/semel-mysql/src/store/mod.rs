@@ -5,6 +5,7 @@ pub(crate) mod key_rows;
 mod keys;
 mod outbox;
 mod outbox_clean;
+mod outbox_due;
 pub(crate) mod outbox_look;
 mod outbox_mark;
 mod outbox_page;

@@ -21,7 +21,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use semel_core::relay::{Cursor, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
-    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Guarded, KeyStore, Opening,
+    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, KeyStore, Opening,
     OutboxStore, Page, PageSize, ShardBacklog, StoredException, check_stream, other_shards,
 };
 use semel_core::{ErrorKind, StoreError, Timestamp};
@@ -380,6 +380,10 @@ impl OutboxStore for Mysql {
             .await
             .map_err(|error| classify("exceptions", error))?;
         rows.iter().map(exception).collect()
+    }
+
+    async fn move_due(&self, stream: &str, limit: u32) -> Result<Due, StoreError> {
+        self.due(stream, limit).await
     }
 
     async fn clean(&self, stream: &str, keep_ms: i64, limit: u32) -> Result<u64, StoreError> {

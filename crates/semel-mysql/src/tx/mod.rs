@@ -4,10 +4,12 @@
 //! [`transact`]: these notice when the server has undone the transaction meanwhile. (Inbox and barrier are not built for
 //! these servers yet.)
 
+mod delayed;
 mod keys;
 mod outbox;
 mod transact;
 
+pub use delayed::{cancel_delayed, enqueue_at};
 pub use keys::{Once, OnceOptions, Pending, once};
 pub use outbox::{enqueue, enqueue_many, enqueue_new, lock_key};
 pub use transact::{REPEAT, TxError, TxFuture, transact};

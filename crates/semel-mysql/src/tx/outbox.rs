@@ -9,7 +9,7 @@ use semel_core::{Event, StoreError};
 use sqlx::{AssertSqlSafe, MySql as Driver, Transaction};
 use uuid::Uuid;
 
-use crate::error::{DUPLICATE, classify, number};
+use crate::error::{classify, is_repeated_event};
 use crate::store::key_rows::push_hex;
 
 const COLUMNS: &str =
@@ -153,17 +153,12 @@ async fn insert(tx: &mut Transaction<'_, Driver>, events: &[Event]) -> Result<i6
     }
     match query.execute(&mut **tx).await {
         Ok(done) => Ok(i64::try_from(done.last_insert_id()).unwrap_or(i64::MAX)),
-        Err(error) if is_repeated(&error) => {
+        Err(error) if is_repeated_event(&error) => {
             let id = repeated(tx, events).await?;
             Err(event_repeated(id).with_source(error))
         }
         Err(error) => Err(classify("enqueue", error)),
     }
-}
-
-fn is_repeated(error: &sqlx::Error) -> bool {
-    let words = error.as_database_error().map(|error| error.message());
-    number(error) == Some(DUPLICATE) && words.is_some_and(|words| words.contains("semel_outbox_event_id"))
 }
 
 /// Which of the events was refused: the server writes ids in its own way.
@@ -193,7 +188,7 @@ async fn repeated(tx: &mut Transaction<'_, Driver>, events: &[Event]) -> Result<
         .unwrap_or(Uuid::nil()))
 }
 
-fn encoded_headers(event: &Event) -> Option<String> {
+pub(super) fn encoded_headers(event: &Event) -> Option<String> {
     if event.headers.is_empty() {
         return None;
     }

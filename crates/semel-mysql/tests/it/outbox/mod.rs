@@ -10,12 +10,13 @@ use semel_core::{Event, StoreError};
 use semel_mysql::{Mysql, tx};
 use semel_testkit::laws::outbox::{World, Writer};
 use sqlx::Transaction;
+use uuid::Uuid;
 
 use crate::keys::Lent;
 
 /// Everything that an outbox holds, but for the row that says whose table it is.
 const EMPTY: &str = "DELETE FROM semel_outbox WHERE id NOT IN (SELECT row_id FROM semel_outbox_home);
-  DELETE FROM semel_outbox_shard; DELETE FROM semel_outbox_exception";
+  DELETE FROM semel_outbox_shard; DELETE FROM semel_outbox_delayed; DELETE FROM semel_outbox_exception";
 
 async fn lent() -> (Lent, Mysql) {
     let (lent, db) = Lent::take().await;
@@ -36,11 +37,12 @@ fn over(db: &Mysql) -> World {
     World::new(Arc::new(db.clone()), true, begin, move |ms| {
         let db = clock.clone();
         async move {
-            sqlx::query("UPDATE semel_outbox_shard SET until_us = until_us - ? * 1000")
-                .bind(ms)
-                .execute(db.pool())
-                .await
-                .unwrap();
+            for sql in [
+                "UPDATE semel_outbox_shard SET until_us = until_us - ? * 1000",
+                "UPDATE semel_outbox_delayed SET due_us = due_us - ? * 1000",
+            ] {
+                sqlx::query(sql).bind(ms).execute(db.pool()).await.unwrap();
+            }
         }
     })
 }
@@ -73,6 +75,15 @@ impl Writer for Tx {
         tx::enqueue_new(&mut self.tx, events).await
     }
 
+    async fn enqueue_in(&mut self, event: &Event, ms: i64) -> Result<(), StoreError> {
+        let at = self.db.now().await?.plus_ms(ms);
+        tx::enqueue_at(&mut self.tx, event, at).await
+    }
+
+    async fn cancel(&mut self, id: Uuid) -> Result<bool, StoreError> {
+        tx::cancel_delayed(&mut self.tx, id).await
+    }
+
     async fn commit(self: Box<Self>) {
         self.db.commit(self.tx).await.unwrap();
     }
@@ -83,3 +94,4 @@ impl Writer for Tx {
 }
 
 semel_testkit::outbox_laws!(world());
+semel_testkit::delayed_laws!(world());
