@@ -204,6 +204,21 @@ mod tests {
     }
 
     #[test]
+    fn what_was_sent_before_it_closed_again_does_not_open_it() {
+        let mut breaker = Breaker::default();
+        let early: Vec<_> = (0..6).map(|_| breaker.pass(0).unwrap()).collect();
+        for pass in &early[..3] {
+            breaker.settle(0, *pass, Seen::Failed, &policy(), 0.0);
+        }
+        let trial = breaker.pass(100).unwrap();
+        breaker.settle(101, trial, Seen::Answered, &policy(), 0.0);
+        for pass in &early[3..] {
+            breaker.settle(102, *pass, Seen::Failed, &policy(), 0.0);
+        }
+        assert_eq!((breaker.open_since(), breaker.failures()), (None, 0));
+    }
+
+    #[test]
     fn a_try_that_was_given_up_lets_the_next_one_try() {
         let mut breaker = Breaker::default();
         for _ in 0..3 {
