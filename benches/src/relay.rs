@@ -3,7 +3,9 @@
 //! Each run begins with a full outbox in a new database and ends when the sink has acknowledged the last row.
 
 #[cfg(feature = "kafka")]
-mod kafka;
+mod by_hand;
+#[cfg(feature = "kafka")]
+mod drain;
 mod mysql;
 mod redis;
 
@@ -41,7 +43,7 @@ pub(crate) async fn run(plan: Plan) {
     redis::postgresql_to_redis(plan).await;
     mysql::mariadb_to_nowhere(plan).await;
     #[cfg(feature = "kafka")]
-    kafka::postgresql_to_kafka(plan).await;
+    drain::postgresql_to_kafka(plan).await;
     #[cfg(not(feature = "kafka"))]
     println!("\nPostgreSQL to Kafka: build with --features kafka");
 }
@@ -98,10 +100,10 @@ impl<S: Sink> Sink for Counted<S> {
 }
 
 /// Runs a relay until that many rows are acknowledged.
-async fn relay(store: Arc<dyn OutboxStore>, sink: impl Sink, rows: u32) -> Sample {
+async fn relay(store: Arc<dyn OutboxStore>, sink: impl Sink, rows: u32, config: RelayConfig) -> Sample {
     let (done, mut seen) = watch::channel(0);
     let sink = Arc::new(Counted { inner: sink, done });
-    let relay = Relay::new(store, sink, RelayConfig::default());
+    let relay = Relay::new(store, sink, config);
     let shutdown = CancellationToken::new();
     let stop = shutdown.clone();
     let begun = Instant::now();
@@ -150,7 +152,13 @@ async fn sqlite_relay(url: &str, rows: u32) -> Sample {
     }
     let mut config = WebhookConfig::new(url);
     config.in_flight_max = IN_FLIGHT;
-    relay(Arc::new(store), WebhookSink::new(config).unwrap(), rows).await
+    relay(
+        Arc::new(store),
+        WebhookSink::new(config).unwrap(),
+        rows,
+        RelayConfig::default(),
+    )
+    .await
 }
 
 async fn bare_posts(url: &str, rows: u32) -> Sample {

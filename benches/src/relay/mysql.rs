@@ -92,7 +92,13 @@ async fn relayed(rows: u32, held: bool) -> Sample {
         .await
         .unwrap();
     }
-    let sample = relay(Arc::new(store), Everything, rows).await;
+    let sample = relay(
+        Arc::new(store),
+        Everything,
+        rows,
+        semel_outbox::RelayConfig::default(),
+    )
+    .await;
     open.rollback().await.unwrap();
     sample
 }

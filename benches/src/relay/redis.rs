@@ -59,7 +59,7 @@ async fn relay_rows(server: &RedisServer, rows: u32) -> Sample {
         store.commit(tx).await.unwrap();
     }
     let sink = RedisSink::new(RedisSinkConfig::new(emptied(server))).unwrap();
-    relay(Arc::new(store), sink, rows).await
+    relay(Arc::new(store), sink, rows, semel_outbox::RelayConfig::default()).await
 }
 
 async fn sink_alone(server: &RedisServer, rows: u32) -> Sample {
