@@ -4,6 +4,7 @@
 //! to be prepared for that size, and nothing a caller sends is ever part of the text (decision 0012).
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 
 use semel_core::claim::Record;
 use semel_core::claim::row::Row;
@@ -221,7 +222,8 @@ pub(crate) fn text_bytes(change: &Change) -> usize {
 }
 
 /// Writes these records in one statement, sorted by key, no key twice: all of them or none. None when one of the rows is
-/// not the version any more that was decided on (error 1048), or after `deadline` by the server's clock.
+/// not the version any more that was decided on (error 1048), or after `deadline` by the server's clock, which the last row
+/// asks for all of them.
 pub(crate) fn write(changes: &[Change], version: i64, deadline: Timestamp) -> String {
     let rows: Vec<Row> = changes.iter().map(|change| Row::from(&change.record)).collect();
     let mut used = [false; OPTIONAL.len()];
@@ -240,14 +242,14 @@ pub(crate) fn write(changes: &[Change], version: i64, deadline: Timestamp) -> St
     for (n, (change, row)) in changes.iter().zip(&rows).enumerate() {
         sql.push_str(if n == 0 { "(" } else { ",(" });
         push(&mut sql, &Literal::Bytes(&change.key.to_bytes()));
-        sql.push_str(",IF(");
-        sql.push_str(NOW);
-        sql.push('<');
-        push(&mut sql, &Literal::Number(deadline.0));
         // One of five words.
-        sql.push_str(",'");
-        sql.push_str(&row.state);
-        sql.push_str("',NULL)");
+        let state = &row.state;
+        if n + 1 < changes.len() {
+            let _ = write!(sql, ",'{state}'");
+        } else {
+            // By then all rows before it have been waited for, and where one is too late none is written.
+            let _ = write!(sql, ",IF({NOW}<{},'{state}',NULL)", deadline.0);
+        }
         let always = [change.token_last, version, change.replaces].map(Literal::Number);
         let sometimes = literals(row).into_iter().zip(used).filter(|(_, used)| *used);
         for literal in always.into_iter().chain(sometimes.map(|(literal, _)| literal)) {
@@ -289,7 +291,6 @@ fn push(sql: &mut String, literal: &Literal<'_>) {
     match literal {
         Literal::Null => sql.push_str("NULL"),
         Literal::Number(number) => {
-            use std::fmt::Write as _;
             // Writing to a String cannot fail.
             let _ = write!(sql, "{number}");
         }
@@ -327,6 +328,27 @@ mod tests {
         assert!(time.contains("now_us") && !time.contains("semel_key"), "{sql}");
         assert!(rows.contains("JOIN semel_key") && rows.contains("floor"), "{sql}");
         assert!(!rows.contains("SYSDATE"), "{sql}");
+    }
+
+    #[test]
+    fn a_batch_asks_the_time_once_by_its_last_row() {
+        let change = |id: &str| Change {
+            key: Key::new(Scope::new("s").unwrap(), id).unwrap(),
+            record: Record {
+                fingerprint: None,
+                state: State::Absent,
+                withdrawn: Withdrawn::default(),
+            },
+            token_last: 7,
+            replaces: 0,
+        };
+        let sql = write(&["a", "b", "c"].map(change), -5, Timestamp(9));
+        let rows: Vec<&str> = sql.split("(x'").collect();
+        let [_, first, second, last] = rows[..] else {
+            panic!("{sql}")
+        };
+        assert!(!first.contains("SYSDATE") && !second.contains("SYSDATE"), "{sql}");
+        assert!(last.contains("SYSDATE(6))<9,'absent',NULL)"), "{sql}");
     }
 
     #[test]
