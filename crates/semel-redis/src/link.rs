@@ -35,14 +35,14 @@ pub(crate) struct Lua {
 }
 
 macro_rules! scripts {
-    ($($(#[$doc:meta])* $name:ident $file:literal)*) => {
-        $($(#[$doc])* pub(crate) static $name: LazyLock<Lua> = LazyLock::new(|| Lua::new(include_str!($file)));)*
+    ($($(#[$doc:meta])* $name:ident $($file:literal)+)*) => {
+        $($(#[$doc])* pub(crate) static $name: LazyLock<Lua> = LazyLock::new(|| Lua::new(concat!($(include_str!($file)),+)));)*
     };
 }
 scripts! {
-    CLAIM "lua/claim.lua"
+    CLAIM "lua/enter.lua" "lua/claim.lua"
     COMPLETE "lua/complete.lua"
-    SWAP "lua/swap.lua"
+    SWAP "lua/enter.lua" "lua/swap.lua"
     LOOK "lua/look.lua"
     WAIT "lua/wait.lua"
     SWEEP "lua/sweep.lua"

@@ -4,7 +4,6 @@
 -- token, lease in µs.
 -- Answers a token or the record for each item, and the time in µs last; if one entry grants several items and nothing is
 -- shown, only the first token and the time; of one item that is granted at the token's ms only the token.
-local call = redis.call
 local count, names = #KEYS - 1, ARGV[1]
 local replies, shown, first, now = {}, false, nil, nil
 local function ask()
@@ -19,21 +18,12 @@ for i = 1, count do
     shown = true
   else
     if not first or names == '' then
-      -- The id of the entry makes the tokens: ids only grow, whatever the clock does and whatever is deleted.
-      local field, value = 'b', names
-      if names == '' then field, value = 'k', key end
-      local id = call('XADD', KEYS[1], '*', field, value)
-      local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-      if tonumber(seq) > 127 then
-        id = call('XADD', KEYS[1], string.format('%.0f', ms + 1) .. '-0', field, value)
-        call('XDEL', KEYS[1], ms .. '-' .. seq)
-        ms, seq = ms + 1, 0
-      end
-      first = (ms - 1767225600000) * 8192 + seq * 64
+      local ms
+      first, ms = enter(KEYS[1], names, key)
       if not now then
         -- It is the time as well, unless the clock was set back; the end of its millisecond, so that no lease is shorter than
         -- asked.
-        if tonumber(ms) > tonumber(ARGV[3]) then
+        if ms > tonumber(ARGV[3]) then
           ask()
           shown = true
         else

@@ -2,7 +2,6 @@
 -- KEYS: registry, then the records. ARGV: names and addition to tokens as in claim.lua, channel, then per item: seen, new
 -- ('' for none), expiry in ms (0 for none), 'g' when it grants.
 -- Answers 1, or the token of a grant; else the record or nothing; for each item, and the time in µs last.
-local call = redis.call
 local time = call('TIME')
 local names = ARGV[1]
 local replies, first = {}, nil
@@ -14,17 +13,7 @@ for i = 1, #KEYS - 1 do
     reply = 1
     if ARGV[a + 3] == 'g' then
       if not first or names == '' then
-        -- As in claim.lua.
-        local field, value = 'b', names
-        if names == '' then field, value = 'k', key end
-        local id = call('XADD', KEYS[1], '*', field, value)
-        local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-        if tonumber(seq) > 127 then
-          id = call('XADD', KEYS[1], string.format('%.0f', ms + 1) .. '-0', field, value)
-          call('XDEL', KEYS[1], ms .. '-' .. seq)
-          ms, seq = ms + 1, 0
-        end
-        first = (ms - 1767225600000) * 8192 + seq * 64
+        first = enter(KEYS[1], names, key)
       end
       if names == '' then reply = first + ARGV[2] else reply = first + i - 1 end
       new = string.sub(new, 1, 16) .. struct.pack('>i8', reply) .. string.sub(new, 25)
