@@ -13,7 +13,8 @@ use semel_core::{Clock, ErrorKind, StoreError, SystemClock};
 pub struct RelayConfig {
     /// The stream it publishes, made when missing. Default `default`.
     pub stream: String,
-    /// Shards of the stream; what can be owned by different processes. Cannot be changed later. Default 1.
+    /// Shards of the stream; what can be owned by different processes. A stream that has another number is changed while
+    /// its relays run. Default 1.
     pub shards: u16,
     /// The name under which its shards are seen in the console. Default the process id.
     pub owner: String,

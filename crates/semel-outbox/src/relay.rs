@@ -157,9 +157,6 @@ impl Relay {
                 () = tokio::time::sleep(wait) => {}
             }
             wait = look.mul_f64(0.5 + dice() / 2.0);
-            if shards.len() >= usize::from(config.shards) {
-                continue;
-            }
             // One at a time, so that relays that start together share.
             let wish = Acquire {
                 stream: config.stream.clone(),

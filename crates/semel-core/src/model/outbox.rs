@@ -14,8 +14,8 @@ use crate::host::{Clock, SystemClock, Timestamp};
 use crate::relay::{Cursor, Epoch, Mark, OwnedShard, ShardId, ShardLease, Slots, Takeovers};
 use crate::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Exception, ExceptionKind,
-    Guarded, Opening, OutboxRow, OutboxStore, Page, PageRow, PageSize, ShardBacklog, StoredException,
-    check_stream, event_repeated, other_shards,
+    Guarded, Opening, OutboxRow, OutboxStore, Page, PageRow, PageSize, RESHARD_HOLD_MS, RESHARD_REST_MS,
+    ShardBacklog, StoredException, check_stream, event_repeated,
 };
 
 /// An outbox in this process's memory: the specification, and a full backend for tests.
@@ -38,6 +38,15 @@ struct Inner {
     /// By time, then in the order of writing.
     delayed: BTreeMap<(Timestamp, u64), Event>,
     last_delayed: u64,
+    /// By stream: the map that is wanted.
+    changes: BTreeMap<String, Change>,
+}
+
+/// Another number of shards that is asked for, and the commit up to which every shard is run.
+struct Change {
+    shards: u16,
+    mark: u64,
+    hold_until: Timestamp,
 }
 
 struct Shard {
@@ -48,6 +57,27 @@ struct Shard {
     until: Timestamp,
     takeovers: Takeovers,
     cursor: Cursor,
+}
+
+impl Shard {
+    fn new(prev: Mark, epoch: i64, batch_no: i64, version: i64) -> Self {
+        Self {
+            slots: Slots::of_shard(0, 1),
+            epoch,
+            nonce: None,
+            owner: String::new(),
+            until: Timestamp(i64::MIN),
+            takeovers: Takeovers::default(),
+            cursor: Cursor {
+                prev,
+                open: None,
+                last_id: 0,
+                batch_no,
+                version,
+                suspect: None,
+            },
+        }
+    }
 }
 
 /// A transaction of [`MemoryOutbox`]. Dropping it rolls back.
@@ -69,8 +99,47 @@ fn commit_of(mark: &Mark) -> u64 {
 }
 
 impl Inner {
-    fn mark(&self) -> Mark {
-        Mark::new(self.commits.to_string())
+    fn add_shards(&mut self, stream: &str, shards: u16, like: &Shard) {
+        for index in 0..shards {
+            let id = ShardId {
+                stream: stream.to_owned(),
+                index,
+            };
+            let slots = Slots::of_shard(index, shards);
+            for it in self.exceptions.values_mut() {
+                if it.shard.stream == stream && slots.range().contains(&it.row.row.event.slot()) {
+                    it.shard = id.clone();
+                }
+            }
+            let cursor = like.cursor.clone();
+            let owner = String::new();
+            let shard = Shard {
+                slots,
+                owner,
+                cursor,
+                ..*like
+            };
+            self.shards.insert(id, shard);
+        }
+    }
+
+    /// Replaces the map of a stream, if every shard has reached the mark; whether it did.
+    fn switch(&mut self, stream: &str) -> bool {
+        let Some(change) = self.changes.get(stream) else {
+            return false;
+        };
+        let (shards, mark) = (change.shards, Mark::new(change.mark.to_string()));
+        let of_stream = || self.shards.iter().filter(|(id, _)| id.stream == stream);
+        if !of_stream().all(|(_, shard)| shard.cursor.prev == mark && shard.cursor.open.is_none()) {
+            return false;
+        }
+        let last = |of: fn(&Shard) -> i64| of_stream().map(|(_, shard)| of(shard)).max().unwrap_or(0);
+        let (epoch, batch_no) = (last(|shard| shard.epoch), last(|shard| shard.cursor.batch_no));
+        let version = last(|shard| shard.cursor.version) + 1;
+        self.changes.remove(stream);
+        self.shards.retain(|id, _| id.stream != stream);
+        self.add_shards(stream, shards, &Shard::new(mark, epoch, batch_no, version));
+        true
     }
 
     fn owned<'a>(&'a mut self, lease: &ShardLease) -> Option<&'a mut Shard> {
@@ -210,32 +279,20 @@ impl OutboxStore for MemoryOutbox {
 
     async fn register_stream(&self, stream: &str, shards: u16) -> Result<(), StoreError> {
         check_stream(stream, shards)?;
+        let now = self.clock.now();
         let mut inner = self.lock();
         let found = inner.shards.keys().filter(|id| id.stream == stream).count();
-        if found != 0 && found != usize::from(shards) {
-            return Err(other_shards(stream, found, shards));
-        }
-        for index in 0..shards {
-            let id = ShardId {
-                stream: stream.to_owned(),
-                index,
+        if found == 0 {
+            inner.add_shards(stream, shards, &Shard::new(Mark::new("0"), 0, 0, 0));
+        } else if found == usize::from(shards) {
+            inner.changes.remove(stream);
+        } else if inner.changes.get(stream).is_none_or(|it| it.shards != shards) {
+            let change = Change {
+                shards,
+                mark: inner.commits,
+                hold_until: now.plus_ms(RESHARD_HOLD_MS),
             };
-            inner.shards.entry(id).or_insert_with(|| Shard {
-                slots: Slots::of_shard(index, shards),
-                epoch: 0,
-                nonce: None,
-                owner: String::new(),
-                until: Timestamp(i64::MIN),
-                takeovers: Takeovers::default(),
-                cursor: Cursor {
-                    prev: Mark::new("0"),
-                    open: None,
-                    last_id: 0,
-                    batch_no: 0,
-                    version: 0,
-                    suspect: None,
-                },
-            });
+            inner.changes.insert(stream.to_owned(), change);
         }
         Ok(())
     }
@@ -312,10 +369,31 @@ impl OutboxStore for MemoryOutbox {
         from: &Cursor,
         advance: bool,
     ) -> Result<Guarded<Opening>, StoreError> {
+        let now = self.clock.now();
         let mut inner = self.lock();
-        let cur = inner.mark();
+        if inner.owned(lease).is_none() {
+            return Ok(Guarded::Lost);
+        }
         let prev = from.open.as_ref().unwrap_or(&from.prev);
-        let (low, high) = (commit_of(prev), inner.commits);
+        let (low, mut high, mut advance) = (commit_of(prev), inner.commits, advance);
+        let commits = inner.commits;
+        if let Some(change) = inner.changes.get_mut(&lease.shard.stream) {
+            if now >= change.hold_until.plus_ms(RESHARD_REST_MS) {
+                change.mark = commits;
+                change.hold_until = now.plus_ms(RESHARD_HOLD_MS);
+            }
+            if now < change.hold_until {
+                (high, advance) = (change.mark, true);
+                if low == high {
+                    return Ok(if from.open.is_none() && inner.switch(&lease.shard.stream) {
+                        Guarded::Lost
+                    } else {
+                        Guarded::Done(Opening::Empty)
+                    });
+                }
+            }
+        }
+        let cur = Mark::new(high.to_string());
         let first = inner
             .between(&lease.shard, lease.slots, low, high)
             .next()

@@ -6,6 +6,7 @@ mod keys;
 mod keys_arc;
 mod mixed;
 mod outbox;
+mod reshard;
 mod saga;
 mod sink;
 
@@ -18,6 +19,7 @@ pub use outbox::{
     OutboxStore, Page, PageRow, PageSize, SHARDS_MAX, ShardBacklog, StoredException, check_stream,
     other_shards,
 };
+pub use reshard::{RESHARD_HOLD_MS, RESHARD_REST_MS};
 pub use saga::{
     ClaimDue, ClaimedSagas, ClaimedStart, Ownership, PendingRequest, RenewReply, RequestReply, SagaLookup,
     SagaRecord, SagaRequest, SagaStore, SagaSummary, Save, SaveReply, SaveState, Submission, SubmitReply,

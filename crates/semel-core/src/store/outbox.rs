@@ -228,8 +228,12 @@ pub trait OutboxStore: Send + Sync + 'static {
 
     /// Makes a stream with `shards` shards when it is missing. Its first batch holds every row already there.
     ///
+    /// A stream that exists with another number of shards is changed while its owners go on (rule O12, see
+    /// [`RESHARD_HOLD_MS`](super::RESHARD_HOLD_MS)): this call asks for it, calls of [`OutboxStore::open_batch`] carry
+    /// it out, and the one that does gets [`Guarded::Lost`], as do all former owners. Whoever asks last is right.
+    ///
     /// # Errors
-    /// `Invalid` when it exists with another number of shards: splitting and merging is not built yet.
+    /// `Invalid` from a store that cannot change the number ([`other_shards`]).
     async fn register_stream(&self, stream: &str, shards: u16) -> Result<(), StoreError>;
 
     /// Takes over shards whose lease has ended by the store's time.
@@ -294,12 +298,12 @@ pub trait OutboxStore: Send + Sync + 'static {
     async fn backlog(&self) -> Result<Backlog, StoreError>;
 }
 
-/// The error of a stream registered again with another number of shards.
+/// The error of a stream registered again with another number of shards, of a store that cannot change it.
 #[must_use]
 pub fn other_shards(stream: &str, found: usize, wanted: u16) -> StoreError {
     let text = format!(
-        "stream {stream} has {found} shards, {wanted} were asked for; splitting and merging is not built yet, \
-         so keep shards = {found}"
+        "stream {stream} has {found} shards, {wanted} were asked for; this store cannot change that yet, so keep \
+         shards = {found}"
     );
     StoreError::new(ErrorKind::Invalid, "register_stream", text)
 }

@@ -33,7 +33,7 @@ pub(crate) const RELAY: Section = Section {
             "shards",
             "number",
             "1 for SQLite, 4 for PostgreSQL",
-            "parts of a stream that different processes can own; it cannot be changed later",
+            "parts of a stream that different processes can own; another number changes the stream while its relays run",
         ),
         required(
             "sink",

@@ -379,12 +379,54 @@ async fn a_configuration_that_cannot_work_is_an_error_at_once() {
         ..config()
     };
     assert_eq!(run(odd).await.unwrap_err().kind(), ErrorKind::LimitExceeded);
-    let one = start(db.clone(), Arc::new(To(Receiver::new(PIPELINED))), config());
-    until("it owns its shard", async || one.handle.stats().shards.len() == 1).await;
-    let two = RelayConfig {
-        shards: 2,
-        ..config()
+}
+
+/// Rule O12: relays that are told different numbers run side by side while writers write. Nothing is lost, each key keeps
+/// its order, and whoever came last is right.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_number_of_shards_changes_while_relays_of_both_numbers_run() {
+    let (db, _dir) = sqlite().await;
+    let receiver = Receiver::new(PIPELINED);
+    let relay = |shards| {
+        let config = RelayConfig { shards, ..config() };
+        start(db.clone(), Arc::new(To(receiver.clone())), config)
     };
-    assert_eq!(run(two).await.unwrap_err().kind(), ErrorKind::Invalid);
+    let shards_are = async |count: usize| {
+        let backlog = db.backlog().await.unwrap();
+        backlog.shards.len() == count && backlog.shards.iter().all(|shard| shard.owner.is_some())
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = tokio::spawn({
+        let (db, stop) = (db.clone(), Arc::clone(&stop));
+        async move {
+            let mut ids = BTreeSet::new();
+            while !stop.load(Ordering::Relaxed) {
+                let events: Vec<_> = (0..5)
+                    .map(|n| event(&format!("k{}", (ids.len() + n) % 13), ""))
+                    .collect();
+                ids.extend(events.iter().map(|event| event.id));
+                write(&db, &events).await;
+                tokio::task::yield_now().await;
+            }
+            ids
+        }
+    });
+    let two = relay(2);
+    until("two shards are owned", async || shards_are(2).await).await;
+    let four = relay(4);
+    until("four shards are owned", async || shards_are(4).await).await;
+    four.stop().await.unwrap();
+    until("the relay that is left owns all four", async || {
+        shards_are(4).await
+    })
+    .await;
+    let one = relay(1);
+    until("one shard is owned", async || shards_are(1).await).await;
+    two.stop().await.unwrap();
+    stop.store(true, Ordering::Relaxed);
+    let ids = writer.await.unwrap();
+    until("all have arrived", async || receiver.ids().len() == ids.len()).await;
     one.stop().await.unwrap();
+    assert_eq!(receiver.ids(), ids);
+    receiver.check_order();
 }

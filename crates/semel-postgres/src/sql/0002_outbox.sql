@@ -137,8 +137,17 @@ CREATE TABLE semel.outbox_shard (
   takeovers     integer NOT NULL DEFAULT 0,
   seen_batch_no bigint NOT NULL DEFAULT 0,
   seen_last_id  bigint NOT NULL DEFAULT 0,
+  map           bigint NOT NULL DEFAULT 0, -- which ranges of slots and which mark a batch was opened under
   PRIMARY KEY (stream, shard)
 ) WITH (fillfactor = 50);
+
+-- Streams that are to have another number of shards: every shard is run up to the mark, then the map is replaced.
+CREATE TABLE semel.outbox_reshard (
+  stream     text COLLATE "C" PRIMARY KEY,
+  shards     integer NOT NULL,
+  mark       pg_snapshot NOT NULL,
+  hold_until timestamptz NOT NULL
+);
 
 -- Rows that could not be sent, copied here in the transaction that moves the cursor past them.
 CREATE TABLE semel.outbox_exception (
@@ -181,6 +190,7 @@ BEGIN
   GET DIAGNOSTICS n = ROW_COUNT;
   UPDATE semel.outbox_shard SET prev = '1:1:', open = NULL, last_id = 0, batch_no = batch_no + 1,
     version = version + 1, epoch = epoch + 1, nonce = NULL, owner = '', until = '-infinity', suspect = NULL;
+  DELETE FROM semel.outbox_reshard;
   UPDATE semel.outbox_incarnation SET system_id = (SELECT system_identifier FROM pg_control_system());
   RETURN n;
 END $$;

@@ -9,6 +9,7 @@ pub(crate) mod keys;
 mod outbox;
 mod outbox_due;
 mod outbox_hint;
+mod outbox_reshard;
 mod outbox_rows;
 mod saga;
 mod saga_rows;

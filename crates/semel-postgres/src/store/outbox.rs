@@ -16,20 +16,20 @@
 //!   row: a cursor from before a reconnect or fail-over is never used (rule O2).
 //!
 //! # Not yet
-//! Each shard reads for itself: N shards are N reads. Cleaning is by bounded deletes; partitions come later. A stream
-//! keeps its number of shards.
+//! Each shard reads for itself: N shards are N reads. Cleaning is by bounded deletes; partitions come later.
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use semel_core::relay::{Cursor, Mark, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Opening, OutboxStore,
-    Page, PageSize, ShardBacklog, StoredException, check_stream, other_shards,
+    Page, PageSize, RESHARD_REST_MS, ShardBacklog, StoredException, check_stream,
 };
 use semel_core::{ErrorKind, StoreError};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
+use super::outbox_reshard::Change;
 use super::outbox_rows::{EVENT, SHARD, Shard, exception, page_row, shard};
 use crate::db::Postgres;
 use crate::error::{autocommit_failed, classify};
@@ -40,7 +40,9 @@ use crate::gate::{query, query_as, query_scalar};
 const MINE: &str = "s.stream = $1 AND s.shard = $2 AND s.epoch = $3 AND s.nonce = $4 AND s.version = $5
   AND set_config('synchronous_commit', 'on', true) = 'on'";
 /// Rows that one look counts. A batch below it is read by its transactions, a larger one by the primary key.
-const LOOK_ROWS: i64 = 1_000;
+pub(super) const LOOK_ROWS: i64 = 1_000;
+/// How often a batch is looked for anew because the map of shards changed in between.
+const MAP_TRIES: u32 = 5;
 
 /// Rows of a shard that were not visible in `$1`: both halves by the index on xid, and of the transactions that were open
 /// then only those that have ended since.
@@ -53,10 +55,13 @@ const NOT_IN_PREV: &str = "SELECT id, xid, created_at FROM semel.outbox
     WHERE pg_visible_in_snapshot(x, pg_current_snapshot()) AND o.stream = $2 AND o.slot BETWEEN $3 AND $4";
 
 /// What one look finds.
-struct Look {
-    cur: String,
-    first: Option<i64>,
-    found: i64,
+pub(super) struct Look {
+    pub(super) cur: String,
+    pub(super) first: Option<i64>,
+    pub(super) found: i64,
+    /// The version of the map; `None` when the shard is not there any more.
+    map: Option<i64>,
+    change: Option<Change>,
 }
 
 #[async_trait]
@@ -71,7 +76,10 @@ impl OutboxStore for Postgres {
         let failed = |error| classify("register_stream", error);
         let found: i64 = count().fetch_one(&self.gate).await.map_err(failed)?;
         if found == i64::from(shards) {
-            return Ok(());
+            return self.keep_shards(stream).await;
+        }
+        if found != 0 {
+            return self.change_shards(stream, shards).await;
         }
         let mut tx = self.begin().await?;
         query("LOCK TABLE semel.outbox_shard IN SHARE ROW EXCLUSIVE MODE")
@@ -84,7 +92,8 @@ impl OutboxStore for Postgres {
             return Ok(());
         }
         if found != 0 {
-            return Err(other_shards(stream, usize::try_from(found).unwrap_or(0), shards));
+            tx.rollback().await.map_err(failed)?;
+            return self.change_shards(stream, shards).await;
         }
         for index in 0..shards {
             let slots = Slots::of_shard(index, shards);
@@ -189,54 +198,16 @@ impl OutboxStore for Postgres {
         from: &Cursor,
         advance: bool,
     ) -> Result<Guarded<Opening>, StoreError> {
-        let prev = from.open.as_ref().unwrap_or(&from.prev);
-        let look = self.look(lease, prev).await?;
-        if look.first.is_none() && !(advance && look.cur != prev.as_str()) {
-            return Ok(Guarded::Done(Opening::Empty));
-        }
-        let small = look.found < LOOK_ROWS;
-        let first = match look.first {
-            Some(first) if !small => self.first(prev, &look.cur).await?.or(Some(first)),
-            first => first,
-        };
-        let (prev, open, last_id, batch_no) = match first {
-            Some(first) => (
-                prev.as_str(),
-                Some(look.cur.as_str()),
-                first - 1,
-                from.batch_no + 1,
-            ),
-            None => (look.cur.as_str(), None, 0, from.batch_no),
-        };
-        let sql = format!(
-            "UPDATE semel.outbox_shard s SET prev = $6::text::pg_snapshot, open = $7::text::pg_snapshot, last_id = $8,
-               batch_no = $9, version = s.version + 1, suspect = NULL WHERE {MINE} RETURNING {SHARD}"
-        );
-        let row = query(AssertSqlSafe(sql))
-            .bind(&lease.shard.stream)
-            .bind(i32::from(lease.shard.index))
-            .bind(lease.epoch.0)
-            .bind(&lease.nonce.0[..])
-            .bind(from.version)
-            .bind(prev)
-            .bind(open)
-            .bind(last_id)
-            .bind(batch_no)
-            .fetch_optional(&self.own)
-            .await
-            .map_err(|error| autocommit_failed("open_batch", error))?;
-        match row {
-            Some(row) => {
-                let cursor = shard(&row)?.cursor;
-                self.small_batches.set(&lease.shard, small.then_some(batch_no));
-                Ok(Guarded::Done(if open.is_some() {
-                    Opening::Opened(cursor)
-                } else {
-                    Opening::Moved(cursor)
-                }))
+        for _ in 0..MAP_TRIES {
+            if let Some(reply) = self.try_open(lease, from, advance).await? {
+                return Ok(reply);
             }
-            None => self.not_mine(lease, "open_batch").await,
         }
+        Err(StoreError::new(
+            ErrorKind::NotApplied,
+            "open_batch",
+            "the map of shards changed again and again meanwhile",
+        ))
     }
 
     async fn read_page(
@@ -444,6 +415,86 @@ fn numbers(row: &PgRow) -> Result<(u64, Option<i64>, u64), sqlx::Error> {
 }
 
 impl Postgres {
+    /// Looks and opens; `None` when the map of shards changed in between.
+    async fn try_open(
+        &self,
+        lease: &ShardLease,
+        from: &Cursor,
+        mut advance: bool,
+    ) -> Result<Option<Guarded<Opening>>, StoreError> {
+        let prev = from.open.as_ref().unwrap_or(&from.prev);
+        let mut look = self.look(lease, prev).await?;
+        let Some(map) = look.map else {
+            return Ok(Some(Guarded::Lost));
+        };
+        if let Some(change) = look.change.take() {
+            if change.rested {
+                self.set_mark(&lease.shard.stream, None).await?;
+                return Ok(None);
+            }
+            if change.held && change.mark == prev.as_str() {
+                if from.open.is_none() && self.switch_map(&lease.shard.stream).await? {
+                    return Ok(Some(Guarded::Lost));
+                }
+                return Ok(Some(Guarded::Done(Opening::Empty)));
+            }
+            if change.held {
+                advance = true;
+                self.look_to(lease, prev, &change.mark, &mut look).await?;
+            }
+        }
+        if look.first.is_none() && !(advance && look.cur != prev.as_str()) {
+            return Ok(Some(Guarded::Done(Opening::Empty)));
+        }
+        let small = look.found < LOOK_ROWS;
+        let first = match look.first {
+            Some(first) if !small => self.first(prev, &look.cur).await?.or(Some(first)),
+            first => first,
+        };
+        let (prev, open, last_id, batch_no) = match first {
+            Some(first) => (
+                prev.as_str(),
+                Some(look.cur.as_str()),
+                first - 1,
+                from.batch_no + 1,
+            ),
+            None => (look.cur.as_str(), None, 0, from.batch_no),
+        };
+        let sql = format!(
+            "UPDATE semel.outbox_shard s SET prev = $6::text::pg_snapshot, open = $7::text::pg_snapshot, last_id = $8,
+               batch_no = $9, version = s.version + 1, suspect = NULL WHERE {MINE} AND s.map = $10 RETURNING {SHARD}"
+        );
+        let row = query(AssertSqlSafe(sql))
+            .bind(&lease.shard.stream)
+            .bind(i32::from(lease.shard.index))
+            .bind(lease.epoch.0)
+            .bind(&lease.nonce.0[..])
+            .bind(from.version)
+            .bind(prev)
+            .bind(open)
+            .bind(last_id)
+            .bind(batch_no)
+            .bind(map)
+            .fetch_optional(&self.own)
+            .await
+            .map_err(|error| autocommit_failed("open_batch", error))?;
+        let Some(row) = row else {
+            let found = self.find_shard(lease, "open_batch").await?;
+            return Ok(match found.filter(|found| found.is_owned_by(lease)) {
+                None => Some(Guarded::Lost),
+                Some(found) if found.cursor.version != from.version => Some(Guarded::Reload),
+                Some(_) => None,
+            });
+        };
+        let cursor = shard(&row)?.cursor;
+        self.small_batches.set(&lease.shard, small.then_some(batch_no));
+        Ok(Some(Guarded::Done(if open.is_some() {
+            Opening::Opened(cursor)
+        } else {
+            Opening::Moved(cursor)
+        })))
+    }
+
     /// One statement: what is visible to it is what is visible in the snapshot that it returns.
     async fn look(&self, lease: &ShardLease, prev: &Mark) -> Result<Look, StoreError> {
         let failed = |error| classify("open_batch", error);
@@ -453,6 +504,8 @@ impl Postgres {
             .bind(i32::from(lease.slots.first))
             .bind(i32::from(lease.slots.last))
             .bind(LOOK_ROWS)
+            .bind(i32::from(lease.shard.index))
+            .bind(RESHARD_REST_MS as f64)
             .fetch_one(&self.own)
             .await
             .map_err(failed)?;
@@ -461,6 +514,15 @@ impl Postgres {
                 cur: row.try_get("cur")?,
                 first: row.try_get("first")?,
                 found: row.try_get("found")?,
+                map: row.try_get("map")?,
+                change: match row.try_get("mark")? {
+                    Some(mark) => Some(Change {
+                        mark,
+                        held: row.try_get("held")?,
+                        rested: row.try_get("rested")?,
+                    }),
+                    None => None,
+                },
             };
             Ok((
                 look,

@@ -66,7 +66,16 @@ CREATE TABLE semel_outbox_shard (
   takeovers     INTEGER NOT NULL DEFAULT 0,
   seen_batch_no INTEGER NOT NULL DEFAULT 0,
   seen_last_id  INTEGER NOT NULL DEFAULT 0,
+  map           INTEGER NOT NULL DEFAULT 0, -- which ranges of slots and which mark a batch was opened under
   PRIMARY KEY (stream, shard)
+) STRICT, WITHOUT ROWID;
+
+-- Streams that are to have another number of shards: every shard is run up to the mark, then the map is replaced.
+CREATE TABLE semel_outbox_reshard (
+  stream     TEXT PRIMARY KEY,
+  shards     INTEGER NOT NULL,
+  mark       INTEGER NOT NULL,
+  hold_until INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 -- Rows that could not be sent, copied here in the transaction that moves the cursor past them.

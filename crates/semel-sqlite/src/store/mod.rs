@@ -8,6 +8,7 @@ mod key_table;
 mod keys;
 mod outbox;
 mod outbox_due;
+mod outbox_reshard;
 mod outbox_rows;
 mod saga;
 mod saga_rows;

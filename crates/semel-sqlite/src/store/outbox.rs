@@ -20,9 +20,9 @@ use futures_util::TryStreamExt as _;
 use semel_core::relay::{Cursor, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Opening, OutboxStore,
-    Page, PageSize, ShardBacklog, StoredException, check_stream, other_shards,
+    Page, PageSize, RESHARD_REST_MS, ShardBacklog, StoredException, check_stream,
 };
-use semel_core::{ErrorKind, StoreError};
+use semel_core::{ErrorKind, StoreError, Timestamp};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, SqliteConnection};
 
@@ -32,6 +32,13 @@ use crate::error::classify;
 
 /// Compares what every guarded write must compare (rules O11, S3).
 const MINE: &str = "stream = ?1 AND shard = ?2 AND epoch = ?3 AND nonce = ?4 AND version = ?5";
+
+/// How often a batch is looked for anew because the map of shards changed in between.
+const MAP_TRIES: u32 = 5;
+
+/// What one look finds: the newest id, the first row behind the cursor, the version of the map, and of a change that is
+/// asked for its mark and until when it holds.
+type Look = (i64, Option<i64>, Option<i64>, Option<i64>, Option<i64>);
 
 #[async_trait]
 impl OutboxStore for Sqlite {
@@ -57,10 +64,16 @@ impl OutboxStore for Sqlite {
             .await
             .map_err(failed)?;
         if found == i64::from(shards) {
-            return Ok(());
+            sqlx::query("DELETE FROM semel_outbox_reshard WHERE stream = ?1")
+                .bind(stream)
+                .execute(&mut *tx)
+                .await
+                .map_err(failed)?;
+            return self.commit(tx).await;
         }
         if found != 0 {
-            return Err(other_shards(stream, usize::try_from(found).unwrap_or(0), shards));
+            self.change_shards(&mut tx, stream, shards).await?;
+            return self.commit(tx).await;
         }
         for index in 0..shards {
             let slots = Slots::of_shard(index, shards);
@@ -153,67 +166,16 @@ impl OutboxStore for Sqlite {
         from: &Cursor,
         advance: bool,
     ) -> Result<Guarded<Opening>, StoreError> {
-        let failed = |error| classify("open_batch", error);
-        let prev = id_of(from.open.as_ref().unwrap_or(&from.prev))?;
-        let (cur, first): (i64, Option<i64>) = sqlx::query_as(
-            "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'semel_outbox'), 0),
-               (SELECT id FROM semel_outbox WHERE id > ?1 AND stream = ?2 AND slot BETWEEN ?3 AND ?4
-                ORDER BY id LIMIT 1)",
-        )
-        .bind(prev)
-        .bind(&lease.shard.stream)
-        .bind(lease.slots.first)
-        .bind(lease.slots.last)
-        .fetch_one(&self.reader)
-        .await
-        .map_err(failed)?;
-        if cur < prev {
-            let text = format!(
-                "the outbox has given out ids up to {cur}, the cursor of {} stands at {prev}: the table was emptied \
-                 or replaced; reset the cursor by hand once you know what was sent",
-                lease.shard
-            );
-            return Err(StoreError::new(ErrorKind::IdentityChanged, "open_batch", text));
-        }
-        if first.is_none() && !(advance && cur > prev) {
-            return Ok(Guarded::Done(Opening::Empty));
-        }
-        // This commit is also the durability gate.
-        let sql = format!(
-            "UPDATE semel_outbox_shard SET prev = ?6, open = ?7, last_id = ?8, batch_no = ?9, version = version + 1,
-             suspect = NULL WHERE {MINE} RETURNING {SHARD}"
-        );
-        let (prev, open, last_id, batch_no) = match first {
-            Some(first) => (prev, Some(cur), first - 1, from.batch_no + 1),
-            None => (cur, None, 0, from.batch_no),
-        };
-        let turn = self.turn("open_batch").await?;
-        let row = sqlx::query(AssertSqlSafe(sql))
-            .bind(&lease.shard.stream)
-            .bind(lease.shard.index)
-            .bind(lease.epoch.0)
-            .bind(&lease.nonce.0[..])
-            .bind(from.version)
-            .bind(prev)
-            .bind(open)
-            .bind(last_id)
-            .bind(batch_no)
-            .fetch_optional(&self.writer)
-            .await
-            .map_err(failed)?;
-        drop(turn);
-        match row {
-            Some(row) => {
-                let cursor = shard(&row)?.cursor;
-                let opening = if open.is_some() {
-                    Opening::Opened(cursor)
-                } else {
-                    Opening::Moved(cursor)
-                };
-                Ok(Guarded::Done(opening))
+        for _ in 0..MAP_TRIES {
+            if let Some(reply) = self.try_open(lease, from, advance).await? {
+                return Ok(reply);
             }
-            None => self.refused(lease, "open_batch").await,
         }
+        Err(StoreError::new(
+            ErrorKind::NotApplied,
+            "open_batch",
+            "the map of shards changed again and again meanwhile",
+        ))
     }
 
     async fn read_page(
@@ -431,6 +393,106 @@ impl OutboxStore for Sqlite {
 }
 
 impl Sqlite {
+    /// Looks and opens; `None` when the map of shards changed in between.
+    async fn try_open(
+        &self,
+        lease: &ShardLease,
+        from: &Cursor,
+        mut advance: bool,
+    ) -> Result<Option<Guarded<Opening>>, StoreError> {
+        let failed = |error| classify("open_batch", error);
+        let prev = id_of(from.open.as_ref().unwrap_or(&from.prev))?;
+        let look: Look = sqlx::query_as(
+            "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'semel_outbox'), 0),
+               (SELECT id FROM semel_outbox WHERE id > ?1 AND stream = ?2 AND slot BETWEEN ?3 AND ?4
+                ORDER BY id LIMIT 1),
+               (SELECT map FROM semel_outbox_shard WHERE stream = ?2 AND shard = ?5),
+               (SELECT mark FROM semel_outbox_reshard WHERE stream = ?2),
+               (SELECT hold_until FROM semel_outbox_reshard WHERE stream = ?2)",
+        )
+        .bind(prev)
+        .bind(&lease.shard.stream)
+        .bind(lease.slots.first)
+        .bind(lease.slots.last)
+        .bind(lease.shard.index)
+        .fetch_one(&self.reader)
+        .await
+        .map_err(failed)?;
+        let (mut cur, mut first, map, mark, hold_until) = look;
+        let Some(map) = map else {
+            return Ok(Some(Guarded::Lost));
+        };
+        if cur < prev {
+            let text = format!(
+                "the outbox has given out ids up to {cur}, the cursor of {} stands at {prev}: the table was emptied \
+                 or replaced; reset the cursor by hand once you know what was sent",
+                lease.shard
+            );
+            return Err(StoreError::new(ErrorKind::IdentityChanged, "open_batch", text));
+        }
+        if let (Some(mark), Some(hold_until)) = (mark, hold_until) {
+            let now = self.now();
+            if now >= Timestamp(hold_until).plus_ms(RESHARD_REST_MS) {
+                let mut tx = self.begin().await?;
+                self.set_mark(&mut tx, &lease.shard.stream).await?;
+                self.commit(tx).await?;
+                return Ok(None);
+            }
+            if now.0 < hold_until {
+                if prev == mark {
+                    if from.open.is_none() && self.switch_map(&lease.shard.stream).await? {
+                        return Ok(Some(Guarded::Lost));
+                    }
+                    return Ok(Some(Guarded::Done(Opening::Empty)));
+                }
+                (cur, advance) = (mark, true);
+                first = first.filter(|first| *first <= mark);
+            }
+        }
+        if first.is_none() && !(advance && cur > prev) {
+            return Ok(Some(Guarded::Done(Opening::Empty)));
+        }
+        // This commit is also the durability gate.
+        let sql = format!(
+            "UPDATE semel_outbox_shard SET prev = ?6, open = ?7, last_id = ?8, batch_no = ?9, version = version + 1,
+             suspect = NULL WHERE {MINE} AND map = ?10 RETURNING {SHARD}"
+        );
+        let (prev, open, last_id, batch_no) = match first {
+            Some(first) => (prev, Some(cur), first - 1, from.batch_no + 1),
+            None => (cur, None, 0, from.batch_no),
+        };
+        let turn = self.turn("open_batch").await?;
+        let row = sqlx::query(AssertSqlSafe(sql))
+            .bind(&lease.shard.stream)
+            .bind(lease.shard.index)
+            .bind(lease.epoch.0)
+            .bind(&lease.nonce.0[..])
+            .bind(from.version)
+            .bind(prev)
+            .bind(open)
+            .bind(last_id)
+            .bind(batch_no)
+            .bind(map)
+            .fetch_optional(&self.writer)
+            .await
+            .map_err(failed)?;
+        drop(turn);
+        let Some(row) = row else {
+            let found = self.find(lease, "open_batch").await?;
+            return Ok(match found.filter(|found| found.is_owned_by(lease)) {
+                None => Some(Guarded::Lost),
+                Some(found) if found.cursor.version != from.version => Some(Guarded::Reload),
+                Some(_) => None,
+            });
+        };
+        let cursor = shard(&row)?.cursor;
+        Ok(Some(Guarded::Done(if open.is_some() {
+            Opening::Opened(cursor)
+        } else {
+            Opening::Moved(cursor)
+        })))
+    }
+
     async fn free(&self, conn: &mut SqliteConnection, wish: &Acquire) -> Result<Vec<SqliteRow>, StoreError> {
         let sql = format!(
             "SELECT {SHARD} FROM semel_outbox_shard WHERE stream = ?1 AND (until <= ?2 OR nonce = ?3)

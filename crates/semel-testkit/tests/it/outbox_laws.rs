@@ -2,3 +2,4 @@
 
 semel_testkit::outbox_laws!(async { (semel_testkit::laws::outbox::memory(), ()) });
 semel_testkit::delayed_laws!(async { (semel_testkit::laws::outbox::memory(), ()) });
+semel_testkit::reshard_laws!(async { (semel_testkit::laws::outbox::memory(), ()) });

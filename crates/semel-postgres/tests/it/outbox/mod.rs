@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::keys::Lent;
 
-const EMPTY: &str = "TRUNCATE semel.outbox, semel.outbox_delayed, semel.outbox_shard, semel.outbox_exception";
+const EMPTY: &str = "TRUNCATE semel.outbox, semel.outbox_delayed, semel.outbox_reshard, semel.outbox_shard, semel.outbox_exception";
 
 async fn fresh() -> (Lent, Postgres) {
     let (lent, db) = Lent::take().await;
@@ -49,6 +49,7 @@ fn world_of(lent: Lent, db: &Postgres, direct: &Postgres) -> (World, Lent) {
             for sql in [
                 "UPDATE semel.outbox_shard SET until = until - $1 * interval '1 ms'",
                 "UPDATE semel.outbox_delayed SET due = due - $1 * interval '1 ms'",
+                "UPDATE semel.outbox_reshard SET hold_until = hold_until - $1 * interval '1 ms'",
             ] {
                 sqlx::query(sql).bind(ms as f64).execute(db.pool()).await.unwrap();
             }
@@ -100,6 +101,7 @@ impl Writer for Tx {
 mod laws {
     semel_testkit::outbox_laws!(super::world());
     semel_testkit::delayed_laws!(super::world());
+    semel_testkit::reshard_laws!(super::world());
 }
 
 fn event(key: &str, text: &str) -> Event {

@@ -74,9 +74,9 @@ async fn no_hot_statement_reads_the_whole_table() {
     for (what, types, sql, arguments, indexes) in [
         (
             "look",
-            "text, text, int, int, bigint",
+            "text, text, int, int, bigint, int, float8",
             include_str!("../../../src/sql/outbox_look.sql"),
-            format!("'{prev}', 'default', 0, 4095, 1000"),
+            format!("'{prev}', 'default', 0, 4095, 1000, 0, 20000"),
             ["outbox_xid", "outbox_xid"],
         ),
         (

@@ -4,6 +4,7 @@ mod batches;
 mod delayed;
 mod exceptions;
 mod owners;
+mod reshard;
 mod rows;
 mod world;
 mod writing;
@@ -12,6 +13,7 @@ pub use batches::*;
 pub use delayed::*;
 pub use exceptions::*;
 pub use owners::*;
+pub use reshard::*;
 pub use rows::*;
 pub use world::{Reader, World, Writer, event, memory};
 pub use writing::*;
@@ -34,7 +36,7 @@ macro_rules! outbox_laws {
             an_id_that_was_enqueued_before_is_passed_over_when_asked
             streams_and_shards_see_their_own_rows_only
             rows_written_before_the_stream_is_registered_are_in_its_first_batch
-            a_stream_keeps_its_number_of_shards
+            a_stream_is_registered_any_number_of_times
             pages_are_bounded_and_leave_nothing_out
             an_empty_look_writes_nothing
             an_idle_cursor_moves_on_when_asked
@@ -81,6 +83,18 @@ macro_rules! delayed_laws {
             a_cancelled_event_never_comes
             a_delayed_event_belongs_to_its_transaction_and_its_id_is_taken
             movers_at_once_move_each_event_once_and_in_order
+        );
+    };
+}
+
+/// Writes one test per law of another number of shards, as [`outbox_laws`](crate::outbox_laws) does.
+#[macro_export]
+macro_rules! reshard_laws {
+    ($world:expr) => {
+        $crate::outbox_laws!(@each $world;
+            shards_are_split_and_merged_while_they_are_read
+            a_shard_that_lags_holds_up_a_change_and_the_others_only_for_a_while
+            a_change_that_nobody_wants_any_more_is_dropped
         );
     };
 }
