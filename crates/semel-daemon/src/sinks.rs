@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use semel_client::Destinations;
-use semel_core::{Sink, StoreError, mapping};
+use semel_core::{ErrorKind, Sink, StoreError, mapping};
 use semel_webhook::{WebhookConfig, WebhookSink};
 
 use crate::config::RelayConfig;
@@ -58,17 +58,42 @@ fn build(config: &SinkConfig, destinations: &Destinations) -> Result<Arc<dyn Sin
         #[cfg(feature = "redis")]
         SinkConfig::Redis(redis) => Ok(Arc::new(redis_sink(redis)?)),
         #[cfg(not(feature = "redis"))]
-        SinkConfig::Redis(_) => Err(StoreError::new(
-            semel_core::ErrorKind::Invalid,
-            "sink",
-            "this build of semel has no Redis; build it with: cargo build --release --features redis",
-        )),
+        SinkConfig::Redis(_) => Err(missing("Redis", "redis")),
         #[cfg(not(feature = "kafka"))]
-        SinkConfig::Kafka(_) => Err(StoreError::new(
-            semel_core::ErrorKind::Invalid,
-            "sink",
-            "this build of semel has no Kafka; build it with: cargo build --release --features kafka",
-        )),
+        SinkConfig::Kafka(_) => Err(missing("Kafka", "kafka")),
+        #[cfg(feature = "rabbitmq")]
+        SinkConfig::Rabbitmq(rabbitmq) => {
+            let mut config = semel_rabbitmq::RabbitmqConfig::new(rabbitmq.url.clone());
+            config.exchange = rabbitmq.exchange.clone().unwrap_or(config.exchange);
+            config.routing_key = rabbitmq.routing_key.clone().unwrap_or(config.routing_key);
+            config.in_flight_max = rabbitmq.in_flight_max;
+            config.message_bytes_max = rabbitmq.message_bytes_max;
+            config.connect_timeout = rabbitmq.connect_timeout;
+            config.ca_pem = rabbitmq.ca_file.as_deref().map(text_of).transpose()?;
+            Ok(Arc::new(semel_rabbitmq::RabbitmqSink::new(config)?))
+        }
+        #[cfg(not(feature = "rabbitmq"))]
+        SinkConfig::Rabbitmq(_) => Err(missing("RabbitMQ", "rabbitmq")),
+        #[cfg(feature = "nats")]
+        SinkConfig::Nats(nats) => {
+            use crate::config::sink::nats::Access;
+            use semel_nats::NatsAccess;
+            let mut config = semel_nats::NatsConfig::new(nats.url.clone());
+            config.subject = nats.subject.clone().unwrap_or(config.subject);
+            config.access = match &nats.access {
+                Access::Open => NatsAccess::Open,
+                Access::Password(user, password) => NatsAccess::Password(user.clone(), password.clone()),
+                Access::Token(token) => NatsAccess::Token(token.clone()),
+                Access::File(file) => NatsAccess::Credentials(text_of(file)?),
+            };
+            config.in_flight_max = nats.in_flight_max;
+            config.message_bytes_max = nats.message_bytes_max;
+            config.connect_timeout = nats.connect_timeout;
+            config.ca_file.clone_from(&nats.ca_file);
+            Ok(Arc::new(semel_nats::NatsSink::new(config)?))
+        }
+        #[cfg(not(feature = "nats"))]
+        SinkConfig::Nats(_) => Err(missing("NATS", "nats")),
     }
 }
 
@@ -82,7 +107,7 @@ pub(crate) fn redis_sink(
 ) -> Result<semel_redis::RedisSink, StoreError> {
     let crate::config::store::StoreUrl::Redis(url) = &config.url else {
         let text = "the URL is none of a Redis";
-        return Err(StoreError::new(semel_core::ErrorKind::Invalid, "sink", text));
+        return Err(StoreError::new(ErrorKind::Invalid, "sink", text));
     };
     let mut sink = semel_redis::RedisSinkConfig::new(url);
     sink.redis.cluster = config.cluster;
@@ -95,4 +120,22 @@ pub(crate) fn redis_sink(
     sink.entry_bytes_max = config.entry_bytes_max;
     sink.in_flight_max = config.in_flight_max;
     semel_redis::RedisSink::new(sink)
+}
+
+/// A file that the sink needs.
+#[cfg(any(feature = "rabbitmq", feature = "nats"))]
+fn text_of(path: &std::path::Path) -> Result<String, StoreError> {
+    std::fs::read_to_string(path).map_err(|error| {
+        let text = format!("the file {} cannot be read", path.display());
+        StoreError::new(ErrorKind::Invalid, "sink", text).with_source(error)
+    })
+}
+
+/// What another build would have.
+#[cfg(not(all(feature = "kafka", feature = "rabbitmq", feature = "nats", feature = "redis")))]
+fn missing(name: &str, feature: &str) -> StoreError {
+    let text = format!(
+        "this build of semel has no {name}; build it with: cargo build --release --features {feature}"
+    );
+    StoreError::new(ErrorKind::Invalid, "sink", text)
 }

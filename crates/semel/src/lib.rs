@@ -16,6 +16,8 @@
 //! | `webhook` (default) | [`webhook`] | the webhook sink |
 //! | `inbox` (default) | [`inbox`] | deliveries taken once |
 //! | `saga` (default) | [`saga`] | coordinator and HTTP participants |
+//! | `rabbitmq` | `rabbitmq` | the RabbitMQ sink |
+//! | `nats` | `nats` | the NATS JetStream sink |
 //! | `kafka` | `kafka` | sink, consumer, and consume-transform-produce in Kafka transactions; builds librdkafka |
 //!
 //! The README has an example per pattern; each is compiled and run with this crate's tests.
@@ -38,10 +40,14 @@ pub use semel_kafka as kafka;
 pub use semel_keys as keys;
 #[cfg(feature = "mysql")]
 pub use semel_mysql as mysql;
+#[cfg(feature = "nats")]
+pub use semel_nats as nats;
 #[cfg(feature = "outbox")]
 pub use semel_outbox as outbox;
 #[cfg(feature = "postgres")]
 pub use semel_postgres as postgres;
+#[cfg(feature = "rabbitmq")]
+pub use semel_rabbitmq as rabbitmq;
 #[cfg(feature = "redis")]
 pub use semel_redis as redis;
 /// Sagas: definition, protocol, coordinator and participants.

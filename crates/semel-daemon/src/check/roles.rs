@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use semel_core::error::chain;
+use semel_core::store::SinkErrorClass;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
@@ -77,6 +78,12 @@ const fn relay_guarantee(sink: &SinkConfig) -> &'static str {
             "at least once with one ce_id, in order per key, for as long as Redis remembers; keyed where the consumer \
              deduplicates"
         }
+        SinkConfig::Rabbitmq(_) => {
+            "at least once with one message-id, in order per key, confirmed and routed; keyed where the consumer deduplicates"
+        }
+        SinkConfig::Nats(_) => {
+            "at least once with one Nats-Msg-Id, in order per key, acknowledged by the stream; once inside its window"
+        }
     }
 }
 
@@ -110,22 +117,48 @@ async fn receiver(part: &str, relay: &RelayConfig) -> Finding {
         SinkConfig::Webhook(webhook) => webhook.url.to_string(),
         SinkConfig::Kafka(kafka) => kafka.brokers.join(","),
         SinkConfig::Redis(redis) => redis.url.to_string(),
+        SinkConfig::Rabbitmq(rabbitmq) => without_user(&rabbitmq.url),
+        SinkConfig::Nats(nats) => nats
+            .url
+            .split(',')
+            .map(without_user)
+            .collect::<Vec<_>>()
+            .join(","),
     };
     let sink = match sinks::for_relay(relay, &semel_client::Destinations::default()) {
         Ok(sink) => sink,
         Err(error) => return Finding::bad(part, "receiver", chain(&error), "mend the settings of the sink"),
     };
-    let trouble = match timeout(PROBE, sink.probe()).await {
+    let (trouble, class) = match timeout(PROBE, sink.probe()).await {
         Ok(Ok(())) => return Finding::ok(part, "receiver", format!("{shown} can be reached")),
-        Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("no answer within {} s", PROBE.as_secs()),
+        Ok(Err(error)) => (error.to_string(), error.class),
+        Err(_) => (
+            format!("no answer within {} s", PROBE.as_secs()),
+            SinkErrorClass::Away,
+        ),
     };
-    Finding::bad(
-        part,
-        "receiver",
-        format!("{shown}: {trouble}"),
-        "start it, or mend the sink",
-    )
+    let fix = match (&relay.sink, class) {
+        (SinkConfig::Rabbitmq(_), SinkErrorClass::Destination) => {
+            "mend user, password or virtual host in `url`, or the user's permissions on the broker"
+        }
+        (SinkConfig::Nats(_), SinkErrorClass::Destination) => {
+            "mend `user` and `password`, `token` or `credentials_file`, or the account on the server"
+        }
+        (SinkConfig::Nats(_), _) => "start it with JetStream (`nats-server -js`), or mend the sink",
+        _ => "start it, or mend the sink",
+    };
+    Finding::bad(part, "receiver", format!("{shown}: {trouble}"), fix)
+}
+
+/// A URL without name and password.
+fn without_user(url: &str) -> String {
+    match url.split_once("://") {
+        Some((scheme, rest)) => {
+            let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
+            format!("{scheme}://{place}")
+        }
+        None => "the server".to_owned(),
+    }
 }
 
 /// Whether a port can be had, or the daemon that is `running` has it already.

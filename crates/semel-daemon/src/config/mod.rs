@@ -82,6 +82,8 @@ pub(crate) const SECTIONS: &[&Section] = &[
     &sink::WEBHOOK,
     &sink::KAFKA,
     &sink_redis::REDIS,
+    &sink::rabbitmq::RABBITMQ,
+    &sink::nats::NATS,
     &destinations::DESTINATIONS,
     &gateway::GATEWAY,
     &gateway::ROUTE,

@@ -38,7 +38,7 @@ pub(crate) const RELAY: Section = Section {
         required(
             "sink",
             "table",
-            "where events go: `{ webhook = { … } }`, `{ kafka = { … } }` or `{ redis = { … } }`",
+            "where events go: `{ webhook = { … } }`, or `kafka`, `redis`, `rabbitmq`, `nats`",
         ),
         field(
             "topic",

@@ -1,7 +1,11 @@
 //! Where a relay's events go.
 
+pub(crate) mod nats;
+pub(crate) mod rabbitmq;
+
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::read::Table;
@@ -22,6 +26,18 @@ pub(crate) const SINK: Section = Section {
             "Kafka; needs a build with `--features kafka`",
         ),
         field("redis", "table", "", "Redis Streams"),
+        field(
+            "rabbitmq",
+            "table",
+            "",
+            "RabbitMQ; needs a build with `--features rabbitmq`",
+        ),
+        field(
+            "nats",
+            "table",
+            "",
+            "NATS JetStream; needs a build with `--features nats`",
+        ),
     ],
 };
 
@@ -109,10 +125,11 @@ pub(crate) enum SinkConfig {
     Kafka(KafkaConfig),
     /// Redis Streams.
     Redis(RedisConfig),
+    /// RabbitMQ.
+    Rabbitmq(rabbitmq::RabbitmqConfig),
+    /// NATS JetStream.
+    Nats(nats::NatsConfig),
 }
-
-/// The sinks there are.
-const KINDS: [&str; 3] = ["webhook", "kafka", "redis"];
 
 /// `sink.webhook`.
 #[derive(Clone)]
@@ -168,25 +185,43 @@ impl fmt::Debug for KafkaConfig {
     }
 }
 
+/// Messages on their way to a broker.
+const IN_FLIGHT: RangeInclusive<u64> = 1..=100_000;
+/// How long connecting may take.
+const CONNECT_MS: RangeInclusive<u64> = 1..=60_000;
+
+fn size(table: &Table<'_>, name: &'static str, range: RangeInclusive<u64>, default: usize) -> usize {
+    let number = table.number(name, range);
+    number.map_or(default, |number| usize::try_from(number).unwrap_or(usize::MAX))
+}
+
 /// Reads a sink.
 pub(crate) fn read(table: &Table<'_>) -> Option<SinkConfig> {
     let webhook = table.table("webhook", &WEBHOOK);
     let kafka = table.table("kafka", &KAFKA);
     let redis = table.table("redis", &sink_redis::REDIS);
-    let named: Vec<_> = KINDS.into_iter().filter(|kind| table.has(kind)).collect();
+    let rabbitmq = table.table("rabbitmq", &rabbitmq::RABBITMQ);
+    let nats = table.table("nats", &nats::NATS);
+    let kinds = || SINK.fields.iter().map(|field| field.name);
+    let named: Vec<_> = kinds().filter(|kind| table.has(kind)).collect();
     if named.len() > 1 {
         let message = format!("a sink is one thing, and this one is {}", named.join(" and "));
         let fix = "keep one; a second [[relay]] can serve the other";
         table.mistake(table.span(), message, fix);
     } else if named.is_empty() {
-        let message = format!("the sink says none of {}", KINDS.join(", "));
+        let all = kinds().collect::<Vec<_>>().join(", ");
         let fix = "write sink = { webhook = { url = \"http://…\" } }";
-        table.mistake(table.span(), message, fix);
+        table.mistake(table.span(), format!("the sink says none of {all}"), fix);
     }
-    let webhook = webhook.map(|table| read_webhook(&table));
-    let kafka = kafka.map(|table| read_kafka(&table));
-    let redis = redis.map(|table| sink_redis::read(&table).map(SinkConfig::Redis));
-    webhook.or(kafka).or(redis)?
+    // All that are there are read, for their mistakes.
+    let read = [
+        webhook.and_then(|table| read_webhook(&table)),
+        kafka.and_then(|table| read_kafka(&table)),
+        redis.and_then(|table| sink_redis::read(&table).map(SinkConfig::Redis)),
+        rabbitmq.and_then(|table| rabbitmq::read(&table).map(SinkConfig::Rabbitmq)),
+        nats.and_then(|table| nats::read(&table).map(SinkConfig::Nats)),
+    ];
+    read.into_iter().flatten().next()
 }
 
 fn read_kafka(table: &Table<'_>) -> Option<SinkConfig> {
@@ -203,14 +238,10 @@ fn read_kafka(table: &Table<'_>) -> Option<SinkConfig> {
         let fix = "build it with: cargo build --release --features kafka";
         table.mistake(table.span(), "this build of semel has no Kafka", fix);
     }
-    let size = |name, max, default| {
-        let number = table.number(name, 1..=max).unwrap_or(default);
-        usize::try_from(number).unwrap_or(usize::MAX)
-    };
     Some(SinkConfig::Kafka(KafkaConfig {
         linger: Duration::from_millis(table.number("linger_ms", 0..=10_000).unwrap_or(5)),
-        in_flight_max: size("in_flight_max", 100_000, 5_000),
-        in_flight_bytes_max: size("in_flight_bytes_max", 2 << 30, 128 << 20),
+        in_flight_max: size(table, "in_flight_max", IN_FLIGHT, 5_000),
+        in_flight_bytes_max: size(table, "in_flight_bytes_max", 1..=2 << 30, 128 << 20),
         properties: table.properties("properties"),
         brokers: brokers?.into_iter().map(|at| at.value).collect(),
     }))

@@ -6,6 +6,8 @@
 )]
 
 mod api;
+#[cfg(any(feature = "rabbitmq", feature = "nats"))]
+mod brokers;
 mod check;
 mod conformance;
 mod crash;
