@@ -23,7 +23,7 @@ use super::receiver::{Receiver, Seen};
 /// Points that the daemon passes; the others belong to processes that hold an inbox or a barrier.
 const ROLES: [&str; 3] = ["key.", "relay.", "saga."];
 pub(crate) const EVENTS: usize = 30;
-pub(crate) const KEYS: usize = 3;
+pub(crate) const KEYS: usize = 5;
 const SAGAS: usize = 6;
 
 /// The business side of a store.
@@ -31,6 +31,8 @@ const SAGAS: usize = 6;
 pub(crate) enum Shop {
     Sqlite(PathBuf),
     Postgres(String),
+    #[cfg(feature = "mysql")]
+    Mariadb(String),
 }
 
 impl Shop {
@@ -38,13 +40,15 @@ impl Shop {
         match self {
             Self::Sqlite(path) => format!("sqlite:{}", path.display()),
             Self::Postgres(url) => url.clone(),
+            #[cfg(feature = "mysql")]
+            Self::Mariadb(url) => url.clone(),
         }
     }
 
     /// Enqueues all events, each in a transaction of its own.
-    pub(crate) async fn enqueue(&self) {
+    pub(crate) async fn enqueue(&self, topic: &str) {
         let event = |n: usize| {
-            Event::new(uuid_v7(&SystemClock), "orders", "order.placed")
+            Event::new(uuid_v7(&SystemClock), topic, "order.placed")
                 .with_key(format!("k{}", n % KEYS))
                 .with_data("application/json", format!("{{\"n\":{n}}}"))
         };
@@ -67,6 +71,18 @@ impl Shop {
                 for n in 0..EVENTS {
                     let mut tx = db.begin().await.unwrap();
                     semel_postgres::tx::enqueue(&mut tx, &event(n)).await.unwrap();
+                    db.commit(tx).await.unwrap();
+                }
+                db.close().await;
+            }
+            #[cfg(feature = "mysql")]
+            Self::Mariadb(url) => {
+                let db = semel_mysql::Mysql::connect(semel_mysql::Config::new(url))
+                    .await
+                    .unwrap();
+                for n in 0..EVENTS {
+                    let mut tx = db.begin().await.unwrap();
+                    semel_mysql::tx::enqueue(&mut tx, &event(n)).await.unwrap();
                     db.commit(tx).await.unwrap();
                 }
                 db.close().await;
@@ -170,7 +186,7 @@ async fn dies_at(point: &str, shop: impl FnOnce(&Folder) -> Shop) {
         Some(0)
     );
     if point.starts_with("relay.") {
-        shop.enqueue().await;
+        shop.enqueue("orders").await;
     }
     let mut armed = folder.spawn(&[("SEMEL_CRASH_POINT", point)]);
     let mut accepted = HashSet::new();
@@ -181,7 +197,7 @@ async fn dies_at(point: &str, shop: impl FnOnce(&Folder) -> Shop) {
     let daemon = folder.start().await;
     daemon.until_ready().await;
     if !point.starts_with("relay.") {
-        shop.enqueue().await;
+        shop.enqueue("orders").await;
     }
     for n in 0..SAGAS {
         let answer = daemon.post("/sagas", saga(n, &receiver)).await;

@@ -19,6 +19,7 @@ mod issued;
 #[cfg(feature = "kafka")]
 mod kafka;
 mod keys;
+mod matrix;
 mod migrate;
 mod mistakes;
 #[cfg(feature = "mysql")]

@@ -1,20 +1,17 @@
-//! From an outbox to Redis Streams through the daemon; and what a relay changes about events, for every sink.
+//! What a relay changes about events, for every sink, shown with Redis Streams and a webhook.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use axum::response::IntoResponse as _;
-use futures_util::StreamExt as _;
-use semel_core::crash::{CRASH_POINTS, LAST_WORDS};
 use semel_core::host::uuid_v7;
 use semel_core::{Event, SystemClock};
-use semel_testkit::servers::{RedisServer, postgres, redis};
+use semel_testkit::servers::{RedisServer, redis};
 
-use super::crash::{EVENTS, KEYS, Shop};
 use super::daemon::{Folder, json, run, until};
 use super::receiver::Receiver;
 
 /// The entries of a stream, each by field.
-fn entries(server: &RedisServer, url: &str, stream: &str) -> Vec<BTreeMap<String, String>> {
+pub(crate) fn entries(server: &RedisServer, url: &str, stream: &str) -> Vec<BTreeMap<String, String>> {
     let database = url.rsplit_once('/').unwrap().1;
     let text = server.cli(&["-n", database, "--json", "XRANGE", stream, "-", "+"]);
     let found: Vec<(String, Vec<String>)> = serde_json::from_str(&text).unwrap();
@@ -25,67 +22,6 @@ fn entries(server: &RedisServer, url: &str, stream: &str) -> Vec<BTreeMap<String
             .collect()
     };
     found.into_iter().map(|(_, pairs)| fields(pairs)).collect()
-}
-
-/// What a consumer that drops ids it has seen is left with: how many, and their numbers by key, in order.
-fn applied(url: &str) -> (usize, BTreeMap<String, Vec<u64>>) {
-    let (mut ids, mut keys) = (BTreeSet::new(), BTreeMap::<String, Vec<u64>>::new());
-    for entry in entries(redis(), url, "orders") {
-        if ids.insert(entry["ce_id"].clone()) {
-            let data: serde_json::Value = serde_json::from_str(&entry["data"]).unwrap();
-            let n = data["n"].as_u64().unwrap();
-            keys.entry(entry["ce_partitionkey"].clone()).or_default().push(n);
-        }
-    }
-    (ids.len(), keys)
-}
-
-/// The daemon dies at this point; the next one goes on. Nothing is lost, and after repeats are dropped by their id each key
-/// is in order.
-async fn dies_at(point: &str, shop: impl FnOnce(&Folder) -> Shop) {
-    let url = redis().fresh_database();
-    let folder = Folder::new("");
-    let shop = shop(&folder);
-    folder.append(&format!(
-        "[store]\nurl = \"{}\"\nmigrate = true\n\
-         [[relay]]\nname = \"orders\"\nshards = 2\nlease_ms = 1200\nsend_timeout_ms = 1000\nsink.redis.url = \"{url}\"\n",
-        shop.url(),
-    ));
-    assert_eq!(run(folder.path(), &["migrate"]).status.code(), Some(0));
-    shop.enqueue().await;
-    let mut armed = folder.spawn(&[("SEMEL_CRASH_POINT", point)]);
-    let (_, log) = armed.ended().await;
-    assert!(log.contains(LAST_WORDS), "{point}: it ended otherwise:\n{log}");
-
-    let daemon = folder.start().await;
-    daemon.until_ready().await;
-    until("every event arrived", async || applied(&url).0 == EVENTS).await;
-    let (_, keys) = applied(&url);
-    for key in 0..KEYS {
-        let expected: Vec<u64> = (key as u64..EVENTS as u64).step_by(KEYS).collect();
-        assert_eq!(keys[&format!("k{key}")], expected, "{point}");
-    }
-    let (code, log) = daemon.stop().await;
-    assert_eq!(code, 0, "{point}: {log}");
-}
-
-async fn each_point(shop: impl Fn(&Folder) -> Shop) {
-    let points = CRASH_POINTS.iter().filter(|point| point.starts_with("relay."));
-    futures_util::stream::iter(points)
-        .map(|point| dies_at(point, &shop))
-        .buffer_unordered(3)
-        .collect::<()>()
-        .await;
-}
-
-#[tokio::test]
-async fn at_every_point_from_sqlite_into_a_stream() {
-    each_point(|folder| Shop::Sqlite(folder.file("semel.db"))).await;
-}
-
-#[tokio::test]
-async fn at_every_point_from_postgresql_into_a_stream() {
-    each_point(|_| Shop::Postgres(postgres().fresh_database())).await;
 }
 
 async fn enqueue(db: &semel_sqlite::Sqlite, topic: &str, text: &str) -> Event {

@@ -8,6 +8,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::guard::{Guard, free_port};
+use super::kafka_log::{self, KafkaRecord};
 use super::kafka_wire;
 
 /// How long a broker may take to answer. It takes four seconds when the machine has nothing else to do.
@@ -172,6 +173,19 @@ impl KafkaServer {
             kafka_wire::metadata(this.port, Some(name))
                 .is_ok_and(|answer| answer.led_partitions == usize::from(partitions))
         });
+    }
+
+    /// What lies in a topic now, partition after partition; also what no transaction has committed.
+    ///
+    /// # Panics
+    /// There is no such topic, or a batch of it is compressed.
+    #[must_use]
+    pub fn records(&self, topic: &str) -> Vec<KafkaRecord> {
+        let partitions = kafka_wire::metadata(self.port, Some(topic))
+            .unwrap()
+            .led_partitions;
+        let of = |partition| kafka_log::records(self.port, topic, u16::try_from(partition).unwrap()).unwrap();
+        (0..partitions).flat_map(of).collect()
     }
 
     /// `kill -9`. What clients were told is kept: it is in the page cache of a machine that goes on.

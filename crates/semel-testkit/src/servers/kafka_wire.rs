@@ -1,4 +1,5 @@
-//! The two requests of the Kafka protocol that the launcher needs: is it ready, and make a topic.
+//! The requests of the Kafka protocol that the launcher needs: is it ready, and make a topic; beside it
+//! [`kafka_log`](super::kafka_log) reads one.
 //!
 //! Old request versions without tagged fields, which Kafka 4 still answers. A client library would do this too, but
 //! would make every crate that uses the testkit build librdkafka.
@@ -86,7 +87,7 @@ pub(super) fn create_topic(
     Ok(i16::from_be_bytes([code[0], code[1]]))
 }
 
-fn ask(port: u16, request: i16, version: i16, body: &[u8]) -> io::Result<Vec<u8>> {
+pub(super) fn ask(port: u16, request: i16, version: i16, body: &[u8]) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect_timeout(&SocketAddr::from(([127, 0, 0, 1], port)), TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     let mut message = Vec::new();
@@ -104,33 +105,33 @@ fn ask(port: u16, request: i16, version: i16, body: &[u8]) -> io::Result<Vec<u8>
     Ok(answer.split_off(4.min(answer.len()))) // correlation id
 }
 
-fn put_count(into: &mut Vec<u8>, count: usize) {
+pub(super) fn put_count(into: &mut Vec<u8>, count: usize) {
     into.extend(i32::try_from(count).unwrap().to_be_bytes());
 }
 
-fn put_text(into: &mut Vec<u8>, text: &str) {
+pub(super) fn put_text(into: &mut Vec<u8>, text: &str) {
     into.extend(i16::try_from(text.len()).unwrap().to_be_bytes());
     into.extend(text.as_bytes());
 }
 
-fn take<'a>(rest: &mut &'a [u8], count: usize) -> io::Result<&'a [u8]> {
+pub(super) fn take<'a>(rest: &mut &'a [u8], count: usize) -> io::Result<&'a [u8]> {
     let (taken, left) = rest.split_at_checked(count).ok_or(io::ErrorKind::UnexpectedEof)?;
     *rest = left;
     Ok(taken)
 }
 
-fn take_i32(rest: &mut &[u8]) -> io::Result<i32> {
+pub(super) fn take_i32(rest: &mut &[u8]) -> io::Result<i32> {
     let bytes = take(rest, 4)?;
     Ok(i32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
 }
 
 /// The length of an array; −1 stands for none.
-fn take_count(rest: &mut &[u8]) -> io::Result<usize> {
+pub(super) fn take_count(rest: &mut &[u8]) -> io::Result<usize> {
     Ok(usize::try_from(take_i32(rest)?).unwrap_or(0))
 }
 
 /// Skips a text that may be absent.
-fn take_text(rest: &mut &[u8]) -> io::Result<()> {
+pub(super) fn take_text(rest: &mut &[u8]) -> io::Result<()> {
     let size = take(rest, 2)?;
     let size = usize::try_from(i16::from_be_bytes([size[0], size[1]])).unwrap_or(0);
     take(rest, size).map(drop)

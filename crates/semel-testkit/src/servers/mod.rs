@@ -7,6 +7,7 @@
 
 mod guard;
 mod kafka;
+mod kafka_log;
 mod kafka_wire;
 mod mariadb;
 mod nats;
@@ -17,6 +18,7 @@ mod redis;
 
 pub use guard::{Guard, free_port};
 pub use kafka::{KafkaServer, kafka};
+pub use kafka_log::KafkaRecord;
 pub use mariadb::{MariadbServer, mariadb};
 pub use nats::{NatsServer, nats};
 pub use pgbouncer::{PgBouncer, pgbouncer};
