@@ -139,6 +139,11 @@ pub(crate) fn judge(all: &[Facts], cluster: bool) -> Result<(), StoreError> {
     all.iter().try_for_each(|facts| facts.check(cluster))
 }
 
+/// Whether this answer to `INFO` is a replica's.
+pub(crate) fn is_replica(info: &Value) -> bool {
+    Facts::read(&text(info)).replica
+}
+
 fn text(value: &Value) -> String {
     match value {
         Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),

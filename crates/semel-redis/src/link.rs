@@ -7,12 +7,14 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
+use redis::io::tcp::{TcpSettings, socket2};
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionInfo, IntoConnectionInfo as _, Pipeline, ProtocolVersion,
     PushInfo, PushKind, RedisError, Value,
@@ -100,7 +102,7 @@ impl Link {
             let info = url.into_connection_info()?;
             // With this protocol the server says on the same connection that it closes it, and sends hints over it.
             let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-            Ok(info.set_redis_settings(settings))
+            Ok(info.set_redis_settings(settings).set_tcp_settings(tcp_settings()))
         };
         #[cfg(feature = "tls")]
         if config.url.contains("rediss://") {
@@ -257,11 +259,8 @@ impl Link {
             let mut pipeline = Pipeline::new();
             pipeline.add_command(command);
             // Half of the time that the whole reply may take.
-            let wait = self.config.reply_timeout.as_millis() / 2;
-            pipeline
-                .cmd("WAIT")
-                .arg(replicas)
-                .arg(u64::try_from(wait).unwrap_or(u64::MAX));
+            let wait = wait_ms(self.config.reply_timeout);
+            pipeline.cmd("WAIT").arg(replicas).arg(wait);
             live.send_all(&pipeline, 2).await.and_then(|values| {
                 let mut values = values.into_iter();
                 let answer = values.next().unwrap_or(Value::Nil).extract_error()?;
@@ -291,15 +290,25 @@ impl Link {
     }
 
     fn failed(&self, operation: &'static str, doing: Doing, live: &Live, error: RedisError) -> StoreError {
-        if !self.is_cluster() && error.is_unrecoverable_error() {
-            live.dead.store(true, Ordering::Release);
-            (self.on_hint)(None);
+        // A silent connection may be one whose other end is gone without a word. With `replicas_min` it is kept: there `WAIT`
+        // makes callers wait for each other, and a repeat over a new connection would not ask the replicas again.
+        let silent = error.is_timeout() && self.config.replicas_min == 0;
+        if error.is_unrecoverable_error() || silent || error.code().is_some_and(is_of_a_replica) {
+            self.forget(live);
         }
         let error = classify(operation, doing, error);
         if self.is_cluster() && doing == Doing::Writing {
             repeated(operation, error)
         } else {
             error
+        }
+    }
+
+    /// Sees to it that the next call connects anew: an address may lead to another server by then.
+    fn forget(&self, live: &Live) {
+        // A cluster's driver makes its connections anew by itself.
+        if !self.is_cluster() && !live.dead.swap(true, Ordering::AcqRel) {
+            (self.on_hint)(None);
         }
     }
 
@@ -312,7 +321,11 @@ impl Link {
     ) -> Result<Vec<Value>, StoreError> {
         let mut live = self.live(operation).await?;
         let answers = live.send_all(pipeline, count).await;
-        answers.map_err(|error| self.failed(operation, Doing::Writing, &live, error))
+        let answers = answers.map_err(|error| self.failed(operation, Doing::Writing, &live, error))?;
+        if answers.iter().any(says_replica) {
+            self.forget(&live);
+        }
+        Ok(answers)
     }
 
     /// One command that is not about one key.
@@ -396,6 +409,45 @@ fn client(config: &Config, info: ConnectionInfo) -> Result<Client, RedisError> {
     }
     let _ = config;
     Client::open(info)
+}
+
+/// Milliseconds that `WAIT` waits: half of the time that the whole reply may take, and never 0, which means for ever.
+pub(crate) fn wait_ms(reply_timeout: Duration) -> u64 {
+    u64::try_from(reply_timeout.as_millis() / 2)
+        .unwrap_or(u64::MAX)
+        .max(1)
+}
+
+/// A host that is gone without a word is noticed in half a minute, not in the quarter of an hour that the system takes.
+fn tcp_settings() -> TcpSettings {
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(Duration::from_secs(15))
+        .with_interval(Duration::from_secs(5));
+    let settings = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    let settings = settings.set_user_timeout(Duration::from_secs(30));
+    settings
+}
+
+/// Whether this code is what a server says that is no primary, or not any more: it will say so for as long as the
+/// connection lives.
+fn is_of_a_replica(code: &str) -> bool {
+    matches!(code, "READONLY" | "MASTERDOWN")
+}
+
+fn says_replica(answer: &Value) -> bool {
+    match answer {
+        Value::ServerError(error) => {
+            // `EXEC` gives the reason in its text.
+            let aborted = error.code() == "EXECABORT"
+                && error
+                    .details()
+                    .is_some_and(|text| text.split([' ', ':']).any(is_of_a_replica));
+            aborted || is_of_a_replica(error.code())
+        }
+        Value::Array(answers) => answers.iter().any(says_replica),
+        _ => false,
+    }
 }
 
 fn is_server_error(error: &StoreError, code: &str) -> bool {

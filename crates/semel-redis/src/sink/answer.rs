@@ -39,23 +39,32 @@ pub(super) fn judge(answers: Vec<Value>, rows: usize, replicas: u32) -> Vec<Resu
             Err(error) => Err(refused(&error)),
         })
         .collect();
-    if replicas > 0 {
-        let confirmed = match answers.next() {
-            Some(Value::Int(confirmed)) => confirmed,
-            _ => 0,
-        };
-        if confirmed < i64::from(replicas) {
-            for result in &mut results {
-                if result.is_ok() {
-                    *result = Err(away(format!(
-                        "{confirmed} of {replicas} replicas have confirmed it in time; bring the replicas back, or lower \
-                         replicas_min"
-                    )));
-                }
+    if let Err(error) = confirmed_by(replicas, answers.next().as_ref()) {
+        for result in &mut results {
+            if result.is_ok() {
+                *result = Err(error.clone());
             }
         }
     }
     results
+}
+
+/// Whether the answer to `WAIT`, the last one, counts enough replicas.
+pub(super) fn confirmed(answers: &[Value], replicas: u32) -> Result1 {
+    confirmed_by(replicas, answers.last())
+}
+
+fn confirmed_by(replicas: u32, wait: Option<&Value>) -> Result1 {
+    let confirmed = match wait {
+        Some(Value::Int(confirmed)) => *confirmed,
+        _ => 0,
+    };
+    if replicas == 0 || confirmed >= i64::from(replicas) {
+        return Ok(());
+    }
+    Err(away(format!(
+        "{confirmed} of {replicas} replicas have confirmed it in time; bring the replicas back, or lower replicas_min"
+    )))
 }
 
 /// Nothing of it was done: the row at fault, and the others that were held back with it.

@@ -5,6 +5,7 @@ mod entry;
 mod plan;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,7 +18,7 @@ use self::entry::How;
 use self::plan::Part;
 use crate::config::Config;
 use crate::health::{self, Facts};
-use crate::link::{Link, Node};
+use crate::link::{Link, Node, wait_ms};
 
 /// Bytes of a stream's key that a template may have.
 const TEMPLATE_BYTES_MAX: usize = 512;
@@ -103,6 +104,8 @@ struct Inner {
     replicas: u32,
     /// How long `WAIT` waits.
     wait_ms: u64,
+    /// Whether replicas were missing last time.
+    unconfirmed: AtomicBool,
 }
 
 impl std::fmt::Debug for RedisSink {
@@ -121,7 +124,6 @@ impl RedisSink {
     /// `Invalid`: a URL or setting that cannot be used.
     pub fn new(config: RedisSinkConfig) -> Result<Self, StoreError> {
         config.check()?;
-        let wait = config.redis.reply_timeout.as_millis() / 2;
         let replicas = if config.redis.cluster {
             0
         } else {
@@ -129,7 +131,8 @@ impl RedisSink {
         };
         let inner = Inner {
             replicas,
-            wait_ms: u64::try_from(wait).unwrap_or(u64::MAX),
+            wait_ms: wait_ms(config.redis.reply_timeout),
+            unconfirmed: AtomicBool::new(false),
             link: Link::new(config.redis, Arc::new(|_| {}))?,
             how: How {
                 key: config.key,
@@ -169,11 +172,34 @@ impl Inner {
         pipeline
     }
 
+    /// Asks for the replicas alone. While they are missing nothing is sent: every repeat would be one more entry in its
+    /// stream, and might trim what nobody has read yet.
+    async fn replicas_are_there(&self) -> Result<(), SinkError> {
+        let mut pipeline = Pipeline::with_capacity(1);
+        pipeline.cmd("WAIT").arg(self.replicas).arg(self.wait_ms);
+        let answers = self.link.pipeline("publish", &pipeline, 1).await;
+        answer::confirmed(&answers.map_err(|error| answer::failed(&error))?, self.replicas)?;
+        self.unconfirmed.store(false, Ordering::Release);
+        Ok(())
+    }
+
     async fn publish(&self, rows: &[Arc<OutboxRow>], deadline: Duration) -> Vec<Result<(), SinkError>> {
         let streams: Vec<String> = rows.iter().map(|row| self.how.stream(&row.event.topic)).collect();
         let parts = plan::parts(rows, &streams, self.link.is_cluster());
         let mut results: Vec<_> = rows.iter().map(|_| Err(answer::held_back())).collect();
         let mut limit = std::pin::pin!(tokio::time::sleep(deadline));
+        if self.unconfirmed.load(Ordering::Acquire) {
+            let asked = tokio::select! {
+                asked = self.replicas_are_there() => asked,
+                () = &mut limit => Err(late(deadline)),
+            };
+            if let Err(error) = asked {
+                if let Some(first) = results.first_mut() {
+                    *first = Err(error);
+                }
+                return results;
+            }
+        }
         let mut next = parts.first().map(|part| self.pipeline(part, rows, &streams));
         for (at, part) in parts.iter().enumerate() {
             let Some(pipeline) = next.take() else { break };
@@ -186,14 +212,16 @@ impl Inner {
                     next = built;
                     answers.map_err(|error| answer::failed(&error))
                 }
-                () = &mut limit => {
-                    let text = format!("no answer within {} ms", deadline.as_millis());
-                    Err(SinkError::new(SinkErrorClass::Away, text))
-                }
+                () = &mut limit => Err(late(deadline)),
             };
             let count = part.rows.len();
             let judged = match answers {
-                Ok(answers) => answer::judge(answers, count, self.replicas),
+                Ok(answers) => {
+                    if answer::confirmed(&answers, self.replicas).is_err() {
+                        self.unconfirmed.store(true, Ordering::Release);
+                    }
+                    answer::judge(answers, count, self.replicas)
+                }
                 Err(error) => vec![Err(error); count],
             };
             let failed = judged.iter().any(Result::is_err);
@@ -206,6 +234,11 @@ impl Inner {
         }
         results
     }
+}
+
+fn late(deadline: Duration) -> SinkError {
+    let text = format!("no answer within {} ms", deadline.as_millis());
+    SinkError::new(SinkErrorClass::Away, text)
 }
 
 #[async_trait]
@@ -237,14 +270,26 @@ impl Sink for RedisSink {
     }
 
     async fn probe(&self) -> Result<(), SinkError> {
-        let ping = self.inner.link.ask("probe", &Node::Only, redis::cmd("PING"));
-        match tokio::time::timeout(PROBE, ping).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(answer::failed(&error)),
-            Err(_) => Err(SinkError::new(
-                SinkErrorClass::Away,
-                format!("no answer within {} s", PROBE.as_secs()),
-            )),
+        let link = &self.inner.link;
+        let asked = async {
+            link.ask("probe", &Node::Only, redis::cmd("PING")).await?;
+            if link.is_cluster() {
+                return Ok(());
+            }
+            // Where the user may not ask, publishing will tell.
+            let mut role = redis::cmd("INFO");
+            role.arg("replication");
+            let role = link.ask("probe", &Node::Only, role).await;
+            if role.is_ok_and(|info| health::is_replica(&info)) {
+                link.close();
+                let text = "READONLY this Redis is a replica; connect to the primary";
+                return Err(StoreError::new(ErrorKind::Unavailable, "probe", text));
+            }
+            Ok(())
+        };
+        match tokio::time::timeout(PROBE, asked).await {
+            Ok(asked) => asked.map_err(|error| answer::failed(&error)),
+            Err(_) => Err(late(PROBE)),
         }
     }
 }

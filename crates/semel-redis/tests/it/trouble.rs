@@ -125,6 +125,21 @@ async fn a_server_that_stands_still_makes_outcomes_unknown_and_nothing_is_claime
     assert!(matches!(reply, ClaimReply::Busy { .. }));
 }
 
+/// A fail-over that leaves connections open: the address leads to another server, and the old one refuses.
+#[tokio::test]
+async fn a_primary_that_became_a_replica_is_left() {
+    let (old, new) = (RedisServer::start(&[]), RedisServer::start(&[]));
+    let proxy = Proxy::to_port(old.port()).await.unwrap();
+    let url = format!("redis://127.0.0.1:{}/", proxy.port());
+    let store = Redis::connect(Config::new(url)).await.unwrap();
+    assert!(store.claim(&request()).await.is_ok());
+    old.cli(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]);
+    proxy.set_upstream(([127, 0, 0, 1], new.port()).into());
+    let refused = store.claim(&request()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable, "{refused}");
+    assert!(store.claim(&request()).await.is_ok());
+}
+
 /// A server that has lost its scripts, by a restart or a flush, is told them again.
 #[tokio::test]
 async fn scripts_that_the_server_has_forgotten_are_sent_again() {
