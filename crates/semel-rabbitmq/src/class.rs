@@ -30,6 +30,14 @@ pub(crate) fn class(error: &Error) -> SinkErrorClass {
     }
 }
 
+/// Whether the exchange is not there: nothing else of a publish can be missing without being returned.
+pub(crate) fn is_missing(error: &Error) -> bool {
+    let ErrorKind::ProtocolError(error) = error.kind() else {
+        return false;
+    };
+    matches!(error.kind(), AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND))
+}
+
 /// The error of the row, or of the connection, that met this alone.
 pub(crate) fn explain(error: &Error) -> SinkError {
     SinkError::new(class(error), error.to_string())

@@ -17,8 +17,8 @@ pub struct RabbitmqConfig {
     pub routing_key: String,
     /// Rows in flight at most, for each shard. Default 2 000.
     pub in_flight_max: usize,
-    /// Bytes of a body at most. RabbitMQ 3.10 takes 128 MiB (`max_message_size`, 16 MiB since 4.0), an event 900 000
-    /// bytes; set it where the broker takes less. Default 900 000.
+    /// Bytes of a body at most. RabbitMQ 3.10 takes 128 MiB (`max_message_size`, 16 MiB since 4.0); an event has 900 000
+    /// bytes, and a third more as a CloudEvents document. Set it where the broker takes less. Default 2 MiB.
     pub message_bytes_max: usize,
     /// How long connecting may take. Default 5 s.
     pub connect_timeout: Duration,
@@ -35,7 +35,7 @@ impl RabbitmqConfig {
             exchange: String::new(),
             routing_key: "{topic}".to_owned(),
             in_flight_max: 2_000,
-            message_bytes_max: semel_core::limits::EVENT_DATA_BYTES_MAX,
+            message_bytes_max: 2 << 20,
             connect_timeout: Duration::from_secs(5),
             ca_pem: None,
         }
@@ -105,6 +105,11 @@ impl Template {
         Ok(Self(parts))
     }
 
+    /// Whether it is the same for every event.
+    pub(crate) fn is_fixed(&self) -> bool {
+        self.0.iter().all(|part| matches!(part, Part::Text(_)))
+    }
+
     /// With the parts of this event.
     pub(crate) fn fill(&self, event: &semel_core::Event) -> String {
         self.0
@@ -130,6 +135,9 @@ mod tests {
         let event = Event::new(uuid::Uuid::from_u128(7), "orders", "placed").with_stream("shop");
         let fill = |text: &str| Template::read(text).map(|template| template.fill(&event));
         assert_eq!(fill("").unwrap(), "");
+        assert!(
+            Template::read("shop").unwrap().is_fixed() && !Template::read("shop.{type}").unwrap().is_fixed()
+        );
         assert_eq!(
             fill("a.{stream}.{topic}-{type}.b").unwrap(),
             "a.shop.orders-placed.b"

@@ -43,6 +43,10 @@
 //! - A message once: a confirm that was lost is a message sent again, with the same `message-id`. A consumer drops ids it has
 //!   seen (`semel-inbox` does).
 //!
+//! # Logs
+//! The client (`lapin`) logs a message that comes back with its whole body, at the level WARN. Where bodies must not stand in logs,
+//! filter with `lapin=error`, as the daemon does unless it is told otherwise.
+//!
 //! # Limits
 //! [`RabbitmqConfig::message_bytes_max`] for the body; 255 bytes for names of headers, routing keys and exchanges. The names
 //! `CC` and `BCC`, which RabbitMQ reads, and those of the table above are refused.

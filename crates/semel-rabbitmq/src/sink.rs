@@ -204,8 +204,20 @@ impl Shared {
                         }
                         return;
                     }
+                    let fixed = self.exchange.is_fixed();
+                    if fixed && class::is_missing(&error) {
+                        // One exchange for all, and it is not there: going one by one would open a channel for each.
+                        for index in open {
+                            waves.settle(index, Err(explained.clone()));
+                        }
+                        return;
+                    }
                     if let ([index], true) = (&open[..], picked.len() == 1) {
+                        let everybodys = fixed && explained.class == SinkErrorClass::Destination;
                         waves.settle(*index, Err(explained));
+                        if everybodys {
+                            return;
+                        }
                     } else {
                         // Who of them is to blame shows when they go one by one.
                         alone = true;

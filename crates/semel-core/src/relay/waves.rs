@@ -3,7 +3,7 @@
 //! Where a broker can refuse one message and take the next one of the same connection (a negative acknowledgement, a full
 //! queue, a limit), only one row of a key may be on its way: whatever stands behind it would pass it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -36,6 +36,8 @@ pub struct Waves {
     ready: VecDeque<usize>,
     /// Behind a row that is ready or on its way.
     behind: HashMap<usize, usize>,
+    /// What was on its way and is to be sent again.
+    again: HashSet<usize>,
 }
 
 impl Waves {
@@ -54,6 +56,7 @@ impl Waves {
             results: vec![None; rows.len()],
             ready,
             behind,
+            again: HashSet::new(),
         }
     }
 
@@ -75,6 +78,7 @@ impl Waves {
 
     /// A row that was on its way is to be sent again: it never arrived, or may arrive twice.
     pub fn again(&mut self, index: usize) {
+        self.again.insert(index);
         self.ready.push_back(index);
     }
 
@@ -92,12 +96,17 @@ impl Waves {
         }
     }
 
-    /// One result per row, in order. What was not sent was held back for this reason; a row that is still on its way counts
-    /// as [`Away`](SinkErrorClass::Away): it may have arrived.
+    /// One result per row, in order. What was not sent was held back for this reason; a row that is still on its way, or was
+    /// and should have been sent again, counts as [`Away`](SinkErrorClass::Away): it may have arrived.
     #[must_use]
     pub fn finish(mut self, why: &str) -> Vec<Result<(), SinkError>> {
         while let Some(index) = self.ready.pop_front() {
-            self.hold_back(index, why);
+            if self.again.contains(&index) {
+                let why = "it was sent, and its acknowledgement is not known";
+                self.settle(index, Err(SinkError::new(SinkErrorClass::Away, why)));
+            } else {
+                self.hold_back(index, why);
+            }
         }
         let left: Vec<usize> = self.behind.values().copied().collect();
         for index in left {
@@ -184,5 +193,17 @@ mod tests {
         assert_eq!(waves.next(9), [0]);
         waves.settle(0, Ok(()));
         assert_eq!(waves.next(9), [1]);
+    }
+
+    #[test]
+    fn what_was_sent_once_and_could_not_be_sent_again_may_have_arrived() {
+        use SinkErrorClass::{Away, HeldBack};
+        let mut waves = Waves::new(&rows(&["a", "a", "b"]));
+        assert_eq!(waves.next(1), [0]);
+        waves.again(0);
+        assert_eq!(
+            classes(waves.finish("end")),
+            [Some(Away), Some(HeldBack), Some(HeldBack)]
+        );
     }
 }

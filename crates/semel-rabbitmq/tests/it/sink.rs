@@ -1,6 +1,7 @@
 //! What is RabbitMQ's own.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use lapin::options::QueueDeclareOptions;
 use lapin::types::{AMQPValue, FieldTable};
@@ -97,6 +98,22 @@ async fn an_exchange_that_is_missing_and_a_wrong_password_are_the_destination_s_
     let error = sink.probe().await.unwrap_err();
     assert_eq!(error.class, SinkErrorClass::Destination, "{error}");
     assert!(!error.message.contains("wrong"), "{error}");
+}
+
+/// Without a channel for each of them, for which the time would not be enough.
+#[tokio::test]
+async fn a_missing_exchange_is_told_to_all_rows_at_once() {
+    let mut config = RabbitmqConfig::new(rabbitmq().url());
+    config.exchange = rabbitmq().fresh_name("x");
+    let sink = RabbitmqSink::new(config).unwrap();
+    let rows: Vec<_> = (0..2_000).map(|n| row("t", n, &format!("k{n}"))).collect();
+    let results = sink.publish_many(&rows, Duration::from_secs(4)).await;
+    let told = |result: &&Result<(), SinkError>| {
+        result
+            .as_ref()
+            .is_err_and(|error| error.class == SinkErrorClass::Destination)
+    };
+    assert_eq!(results.iter().filter(told).count(), 2_000);
 }
 
 #[tokio::test]
