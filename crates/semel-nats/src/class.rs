@@ -41,6 +41,25 @@ pub(crate) fn published(error: &PublishError, subject: &str) -> SinkError {
     }
 }
 
+/// Whether this says that the user may not do something. It is no answer to a request: the server gives none to what it
+/// does not let through.
+pub(crate) fn is_barred(said: &str) -> bool {
+    said.to_ascii_lowercase().contains("permissions violation")
+}
+
+/// Whether that is about this subject. Where it names no subject of ours it is about the answers, which then reach nobody.
+pub(crate) fn bars(said: &str, subject: &str) -> bool {
+    let said = said.to_ascii_lowercase();
+    let about = said.split_once("for publish to ").map(|(_, about)| about.trim());
+    about.is_none_or(|about| about.trim_matches('"').eq_ignore_ascii_case(subject))
+}
+
+/// The user may not publish there, or not hear the answer.
+pub(crate) fn barred(said: &str) -> SinkError {
+    let text = format!("{said}: let the user publish to the subject and subscribe to _INBOX.>");
+    SinkError::new(SinkErrorClass::Destination, text)
+}
+
 /// What JetStream says of the account.
 pub(crate) fn info(answer: &[u8]) -> Result<(), SinkError> {
     let Ok(answer) = serde_json::from_slice::<serde_json::Value>(answer) else {
@@ -78,6 +97,15 @@ pub(crate) fn not_connected(error: &ConnectError) -> SinkError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_outside_of_an_answer_is_for_the_subject_that_it_names_or_for_all() {
+        let one = "nats: Permissions Violation for Publish to \"shop.A\"";
+        assert!(is_barred(one) && bars(one, "shop.A") && !bars(one, "shop.A.b"));
+        let all = "nats: Permissions Violation for Subscription to \"_INBOX.x.*\"";
+        assert!(is_barred(all) && bars(all, "shop.A"));
+        assert!(!is_barred("nats: subscription 1 is a slow consumer"));
+    }
 
     #[test]
     fn only_what_is_known_to_be_the_rows_own_fault_spends_an_attempt() {

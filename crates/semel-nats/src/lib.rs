@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | subject | by [`NatsConfig::subject`]; by default the topic |
 //! | payload | the data, byte for byte |
-//! | `Nats-Msg-Id` | the event's id, the same on every attempt: inside its window the stream keeps the message once |
+//! | `Nats-Msg-Id` | the event's id, or `source/id` where the source is not `/semel` (the source percent-encoded); the same on every attempt: inside its window the stream keeps the message once |
 //! | `ce-specversion`, `ce-id`, `ce-source`, `ce-type`, `ce-time` | CloudEvents 1.0, binary mode |
 //! | `ce-partitionkey` | the ordering key, where there is one |
 //! | `content-type`, `traceparent` | where there is one |
@@ -22,7 +22,7 @@
 //! | answer | class |
 //! | --- | --- |
 //! | acknowledged, also as a duplicate | the stream has it |
-//! | nobody answers for the subject, the stream is missing or sealed, JetStream is off, credentials refused | destination |
+//! | nobody answers for the subject, the stream is missing or sealed, JetStream is off, credentials refused, the user may not publish to the subject | destination |
 //! | above `max_msg_size` of the stream or `max_payload` of the server | this message |
 //! | the stream is full and discards new messages, no resources, connection lost, no answer | away |
 //!
@@ -36,6 +36,8 @@
 //!   rows for a while after their acknowledgement (`keep_ms` of a relay), or set `sync_interval` to `always`.
 //! - A message once beyond the stream's window (`duplicate_window`, two minutes by default). A consumer drops ids it has seen
 //!   (`semel-inbox` does).
+//! - That two stores whose events all have the default source, and ids that can be equal, lose nothing in one stream: give them
+//!   sources of their own.
 //! - That a row which somebody sends again on purpose arrives: inside the window the stream takes it for a repeat. A replay
 //!   needs an id of its own in `Nats-Msg-Id`, beside the unchanged `ce-id`; `message_id` in `record.rs` is the place for it.
 //!

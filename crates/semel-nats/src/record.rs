@@ -8,6 +8,9 @@ use semel_core::limits::{self, LimitExceeded};
 use semel_core::store::OutboxRow;
 use semel_core::{Event, Timestamp};
 
+/// The source of events that name none.
+const SOURCE: &str = "/semel";
+
 /// Whether an event's own header would stand in for one of ours, or is one that NATS acts on.
 fn reserved(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
@@ -49,10 +52,15 @@ pub(crate) fn check(event: &Event, subject: &str, bytes_max: usize) -> Result<()
     limits::check("message", "bytes", bytes as u64, 0, bytes_max as u64, help)
 }
 
-/// What the stream knows a repeat by. A deliberate replay would add something of its own here: inside the stream's window the
-/// event's id alone is taken for a repeat.
+/// What the stream knows a repeat by: what CloudEvents calls unique. The id alone says enough of events with the default
+/// source; another source may have the same id, derived from a key of its own, and one stream may take both. A deliberate
+/// replay would add something of its own here.
 fn message_id(event: &Event) -> String {
-    event.id.to_string()
+    if event.source == SOURCE {
+        event.id.to_string()
+    } else {
+        format!("{}/{}", encode(event.source.as_bytes()), event.id)
+    }
 }
 
 /// The headers of a row's message.
@@ -134,6 +142,18 @@ mod tests {
             assert!(checked(&event().with_header(name, "x"), "t").is_err(), "{name}");
         }
         assert!(checked(&event().with_data("text/\u{fc}", ""), "t").is_err());
+    }
+
+    #[test]
+    fn events_of_two_sources_are_never_one_for_the_stream() {
+        let mut event = Event::new(Uuid::from_u128(7), "t", "e");
+        let own = message_id(&event);
+        assert_eq!(own, event.id.to_string());
+        event.source = "/shop one".to_owned();
+        let other = message_id(&event);
+        assert_eq!(other, format!("/shop%20one/{own}"));
+        event.source = "/shop two".to_owned();
+        assert_ne!(message_id(&event), other);
     }
 
     #[test]

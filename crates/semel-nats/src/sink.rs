@@ -72,11 +72,13 @@ impl Shared {
     async fn one(&self, context: &Context, index: usize, row: &OutboxRow) -> (usize, Result<(), SinkError>) {
         let subject = self.subject.fill(&row.event);
         let payload = row.event.data.clone().unwrap_or_default();
+        let asked = self.link.asked();
         let sent = context.publish_with_headers(subject.clone(), record::of_row(row), payload);
         let acknowledged = match sent.await {
             Ok(acknowledged) => acknowledged.into_future().await,
             Err(error) => Err(error),
         };
+        asked.answered();
         // A duplicate is one that the stream has already: the acknowledgement of an earlier attempt was lost.
         let result = acknowledged
             .map(drop)
@@ -86,7 +88,7 @@ impl Shared {
 
     /// Keeps as many rows on their way as may be; what is not settled when the future is dropped is on its way.
     async fn publish(&self, rows: &[Arc<OutboxRow>], waves: &mut Waves, deadline: Duration) {
-        let mut lost = self.link.lost();
+        let (mut lost, mut said) = (self.link.lost(), self.link.said());
         let context = match self.link.context().await {
             Ok(context) => context,
             Err(error) => {
@@ -98,27 +100,42 @@ impl Shared {
         };
         // What would leave later than this has no time left for its acknowledgement.
         let mut late = std::pin::pin!(tokio::time::sleep(deadline / 4 * 3));
-        let (mut closing, mut open) = (false, vec![false; rows.len()]);
+        let (mut closing, mut open, mut waiting) = (false, vec![false; rows.len()], 0_usize);
         let mut on_their_way = FuturesUnordered::new();
         loop {
             if !closing {
-                for index in waves.next(self.in_flight_max.saturating_sub(on_their_way.len())) {
+                for index in waves.next(self.in_flight_max.saturating_sub(waiting)) {
                     open[index] = true;
+                    waiting += 1;
                     on_their_way.push(self.one(&context, index, &rows[index]));
                 }
             }
+            if waiting == 0 {
+                return;
+            }
             tokio::select! {
                 biased;
-                settled = on_their_way.next() => match settled {
-                    Some((index, result)) => {
-                        // Nothing more leaves when the server is away.
-                        closing |= matches!(&result, Err(error) if error.class == SinkErrorClass::Away);
-                        open[index] = false;
-                        waves.settle(index, result);
-                    }
-                    None => return,
+                Some((index, result)) = on_their_way.next() => if open[index] {
+                    // Nothing more leaves when the server is away.
+                    closing |= matches!(&result, Err(error) if error.class == SinkErrorClass::Away);
+                    open[index] = false;
+                    waiting -= 1;
+                    waves.settle(index, result);
                 },
                 _ = lost.changed() => break,
+                Ok(()) = said.changed() => {
+                    let text = said.borrow_and_update().clone();
+                    if class::is_barred(&text) {
+                        closing = true;
+                        for index in 0..rows.len() {
+                            if open[index] && class::bars(&text, &self.subject.fill(&rows[index].event)) {
+                                open[index] = false;
+                                waiting -= 1;
+                                waves.settle(index, Err(class::barred(&text)));
+                            }
+                        }
+                    }
+                }
                 () = &mut late, if !closing => closing = true,
             }
         }
@@ -149,13 +166,24 @@ impl Sink for NatsSink {
     fn publish_many(&self, rows: &[Arc<OutboxRow>], deadline: Duration) -> SinkFuture {
         let (shared, rows) = (Arc::clone(&self.shared), rows.to_vec());
         Box::pin(async move {
+            let said = shared.link.said();
             let mut waves = Waves::new(&rows);
             let published = shared.publish(&rows, &mut waves, deadline);
             let why = match tokio::time::timeout(deadline, published).await {
                 Ok(()) => "it was not sent before an earlier one failed or the time was over",
                 Err(_) => "the time was over before it was sent",
             };
-            waves.finish(why)
+            let mut results = waves.finish(why);
+            if said.has_changed().unwrap_or(false) {
+                // It may be why nothing was answered.
+                let said = said.borrow();
+                for error in results.iter_mut().filter_map(|result| result.as_mut().err()) {
+                    if error.class == SinkErrorClass::Away {
+                        *error = away(format!("{}; the last that was heard: {}", error.message, *said));
+                    }
+                }
+            }
+            results
         })
     }
 

@@ -58,7 +58,11 @@ fn decode(headers: &HeaderMap, payload: Bytes) -> Arrived {
         |name: &str| plain(name).map(|value| String::from_utf8(percent_decoded(&value).to_vec()).unwrap());
     assert_eq!(plain("ce-specversion").unwrap(), "1.0");
     let id = plain("ce-id").unwrap();
-    assert_eq!(plain("Nats-Msg-Id").unwrap(), id);
+    let unique = match plain("ce-source").unwrap().as_str() {
+        "/semel" => id.clone(),
+        source => format!("{source}/{id}"),
+    };
+    assert_eq!(plain("Nats-Msg-Id").unwrap(), unique);
     let mut event = Event::new(
         id.parse().unwrap(),
         plain("semel-topic").unwrap(),

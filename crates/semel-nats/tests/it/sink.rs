@@ -1,13 +1,14 @@
 //! What is JetStream's own.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use async_nats::jetstream::{self, stream};
 use semel_core::store::{OutboxRow, Sink as _, SinkError, SinkErrorClass};
 use semel_core::{Event, Timestamp};
-use semel_nats::{NatsConfig, NatsSink};
+use semel_nats::{NatsAccess, NatsConfig, NatsSink};
 use semel_testkit::laws::sink::LIMIT;
-use semel_testkit::servers::nats;
+use semel_testkit::servers::{NatsServer, nats};
 use uuid::Uuid;
 
 fn row(topic: &str, n: u32, key: &str) -> Arc<OutboxRow> {
@@ -83,6 +84,46 @@ async fn a_subject_that_no_stream_takes_is_named() {
     let error = results[0].clone().unwrap_err();
     assert_eq!(error.class, SinkErrorClass::Destination);
     assert!(error.message.contains(&format!("shop.{name}")), "{error}");
+}
+
+/// The server does not answer what a user may not publish; it says so beside.
+#[tokio::test]
+async fn a_subject_that_the_user_may_not_publish_to_is_named_long_before_the_deadline() {
+    let server = NatsServer::start_with(
+        "authorization { users = [ \
+           { user: all, password: all }, \
+           { user: relay, password: relay, permissions: { publish: { deny: \"shop.barred\" } } } ] }\n\
+         no_auth_user: all\n",
+    );
+    let context = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    let config = stream::Config {
+        name: "shop".to_owned(),
+        subjects: vec!["shop.>".to_owned()],
+        ..stream::Config::default()
+    };
+    let mut stream = context.create_stream(config).await.unwrap();
+    let mut config = NatsConfig::new(server.url());
+    config.access = NatsAccess::Password("relay".to_owned(), "relay".to_owned());
+    config.subject = "shop.{topic}".to_owned();
+    let sink = NatsSink::new(config).unwrap();
+    let rows = [
+        row("barred", 1, "a"),
+        row("barred", 2, "a"),
+        row("barred", 3, "b"),
+        row("free", 4, "c"),
+    ];
+    let begun = Instant::now();
+    let results = sink.publish_many(&rows, LIMIT * 4).await;
+    assert!(begun.elapsed() < LIMIT, "{:?}", begun.elapsed());
+    let error = results[0].clone().unwrap_err();
+    assert!(error.message.contains("Permissions Violation"), "{error}");
+    assert!(error.message.contains("shop.barred"), "{error}");
+    let destination = Some(SinkErrorClass::Destination);
+    assert_eq!(
+        classes(results),
+        [destination, Some(SinkErrorClass::HeldBack), destination, None]
+    );
+    assert_eq!(stream.info().await.unwrap().state.messages, 1);
 }
 
 #[tokio::test]

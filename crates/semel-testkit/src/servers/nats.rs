@@ -37,11 +37,22 @@ impl NatsServer {
     /// It is not installed, or does not start.
     #[must_use]
     pub fn start() -> Self {
+        Self::start_with("")
+    }
+
+    /// Starts a server of one's own with this text as its configuration file. Whoever names no user must be let in
+    /// (`no_auth_user`).
+    ///
+    /// # Panics
+    /// It is not installed, or does not start.
+    #[must_use]
+    pub fn start_with(config: &str) -> Self {
         let root = tempfile::Builder::new()
             .prefix("semel-nats-")
             .tempdir()
             .unwrap()
             .keep();
+        fs::write(root.join("conf"), config).unwrap();
         let mut server = Self {
             guard: Guard::new(&root),
             child: None,
@@ -104,6 +115,8 @@ impl NatsServer {
         let mut child = Command::new(program())
             .args(["-a", "127.0.0.1", "-p", &self.port.to_string(), "-js", "-sd"])
             .arg(root.join("data"))
+            .arg("-c")
+            .arg(root.join("conf"))
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
