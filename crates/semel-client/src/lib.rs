@@ -29,13 +29,14 @@
 mod destinations;
 mod guard;
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 pub use self::destinations::{Closed, DestinationPolicy, DestinationState, Destinations, Entered};
 use self::guard::{PrivateAddress, Resolver};
 
 use bytes::{Bytes, BytesMut};
-use http::{Request, Response, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -79,14 +80,14 @@ pub enum ClientErrorKind {
     ResponseTooLarge,
 }
 
-/// Why a call brought no answer.
+/// Why a call brought no answer. Its text names scheme, host and port and no more of the URL: path and query may be secrets.
 #[derive(Debug, thiserror::Error)]
 #[error("{kind_text} {target}: {detail}", kind_text = kind_text(*.kind))]
 pub struct ClientError {
     kind: ClientErrorKind,
     target: String,
     detail: String,
-    status: Option<StatusCode>,
+    head: Option<Box<(StatusCode, HeaderMap)>>,
 }
 
 const fn kind_text(kind: ClientErrorKind) -> &'static str {
@@ -105,10 +106,17 @@ impl ClientError {
         self.kind
     }
 
-    /// The answer's status, where its head came before things went wrong.
+    /// The answer's status, where its head came before things went wrong: also where its body was too long, was cut off,
+    /// or did not end by the deadline.
     #[must_use]
-    pub const fn status(&self) -> Option<StatusCode> {
-        self.status
+    pub fn status(&self) -> Option<StatusCode> {
+        self.head.as_ref().map(|head| head.0)
+    }
+
+    /// The answer's headers, where there is a [`ClientError::status`].
+    #[must_use]
+    pub fn headers(&self) -> Option<&HeaderMap> {
+        self.head.as_ref().map(|head| &head.1)
     }
 }
 
@@ -167,12 +175,13 @@ impl HttpClient {
         request: Request<Bytes>,
         deadline: Duration,
     ) -> Result<Response<Bytes>, ClientError> {
-        let target = request.uri().to_string();
+        let target = origin(request.uri());
+        let head = OnceLock::new();
         let fail = |kind, detail: String| ClientError {
             kind,
             target: target.clone(),
             detail,
-            status: None,
+            head: head.get().cloned(),
         };
         // A literal address is not resolved: it is looked at here. All others are by the resolver.
         if !self.limits.allow_private
@@ -192,10 +201,7 @@ impl HttpClient {
                 fail(kind, text)
             })?;
             let (parts, mut body) = answer.into_parts();
-            let fail = |kind, detail| ClientError {
-                status: Some(parts.status),
-                ..fail(kind, detail)
-            };
+            head.get_or_init(|| Box::new((parts.status, parts.headers.clone())));
             let mut bytes = BytesMut::new();
             while let Some(frame) = body.frame().await {
                 let frame = frame.map_err(|e| fail(ClientErrorKind::Unknown, chain(&e)))?;
@@ -218,9 +224,23 @@ impl HttpClient {
             Ok(result) => result,
             Err(_) => Err(fail(
                 ClientErrorKind::Unknown,
-                format!("nothing within {} ms", deadline.as_millis()),
+                match head.get() {
+                    Some(_) => format!("its end did not come within {} ms", deadline.as_millis()),
+                    None => format!("nothing within {} ms", deadline.as_millis()),
+                },
             )),
         }
+    }
+}
+
+/// What may be shown of a URL: `scheme://host:port`. Paths and queries of webhooks hold tokens.
+#[must_use]
+pub fn origin(url: &Uri) -> String {
+    let scheme = url.scheme_str().unwrap_or("http");
+    let host = url.host().unwrap_or_default();
+    match url.port() {
+        Some(port) => format!("{scheme}://{host}:{port}"),
+        None => format!("{scheme}://{host}"),
     }
 }
 

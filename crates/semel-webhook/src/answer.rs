@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 use semel_client::{ClientError, ClientErrorKind};
 use semel_core::store::{SinkError, SinkErrorClass};
 use semel_core::wire;
@@ -14,35 +14,35 @@ const SHOWN_BYTES: usize = 200;
 /// `Ok` only when the receiver has said that it has the event: by its status, or as a Semel receiver that has it and has
 /// not kept its answer.
 pub(crate) fn judge(answer: &Response<Bytes>) -> Result<(), SinkError> {
-    let status = answer.status();
+    let body = &answer.body()[..answer.body().len().min(SHOWN_BYTES)];
+    judge_head(answer.status(), answer.headers(), &String::from_utf8_lossy(body))
+}
+
+/// No whole answer came. One whose body is too long, is cut off or does not end is still an answer: its head says all there
+/// is to know. An event that was taken must not be sent again and again for what came after it, and one that is refused is
+/// refused.
+pub(crate) fn judge_failure(error: &ClientError) -> Result<(), SinkError> {
+    if let (Some(status), Some(headers)) = (error.status(), error.headers()) {
+        return judge_head(status, headers, &error.to_string());
+    }
+    let class = match error.kind() {
+        ClientErrorKind::Private => SinkErrorClass::Destination,
+        _ => SinkErrorClass::Away,
+    };
+    Err(SinkError::new(class, error.to_string()))
+}
+
+fn judge_head(status: StatusCode, headers: &HeaderMap, text: &str) -> Result<(), SinkError> {
     if status.is_success() {
         return Ok(());
     }
-    let outcome = answer.headers().get(wire::OUTCOME).map(|value| value.as_bytes());
+    let outcome = headers.get(wire::OUTCOME).map(|value| value.as_bytes());
     if status == StatusCode::GONE && outcome == Some(b"succeeded") {
         return Ok(());
     }
-    let class = class(status, outcome);
-    let body = String::from_utf8_lossy(&answer.body()[..answer.body().len().min(SHOWN_BYTES)]);
-    let mut error = SinkError::new(class, format!("{status}: {body}"));
-    error.retry_after = retry_after(answer);
+    let mut error = SinkError::new(class(status, outcome), format!("{status}: {text}"));
+    error.retry_after = retry_after(headers);
     Err(error)
-}
-
-/// No whole answer came. One whose body is too long is still an answer: its status says all there is to know, and an
-/// event that was taken must not be sent again and again for what came after it.
-pub(crate) fn judge_failure(error: &ClientError) -> Result<(), SinkError> {
-    let class = match (error.kind(), error.status()) {
-        (ClientErrorKind::ResponseTooLarge, Some(status)) if status.is_success() => return Ok(()),
-        (ClientErrorKind::ResponseTooLarge, Some(status)) => class(status, None),
-        (ClientErrorKind::Private, _) => SinkErrorClass::Destination,
-        _ => SinkErrorClass::Away,
-    };
-    let text = match error.status() {
-        Some(status) => format!("{status}: {error}"),
-        None => error.to_string(),
-    };
-    Err(SinkError::new(class, text))
 }
 
 /// What an answer says about the whole host: `false` when it cannot take anything now. One that is at work on this very
@@ -64,8 +64,8 @@ const fn class(status: StatusCode, outcome: Option<&[u8]>) -> SinkErrorClass {
 }
 
 /// `Retry-After` in seconds; the form with a date is left to the back-off.
-fn retry_after(answer: &Response<Bytes>) -> Option<Duration> {
-    let text = answer.headers().get(http::header::RETRY_AFTER)?.to_str().ok()?;
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(http::header::RETRY_AFTER)?.to_str().ok()?;
     text.trim().parse().ok().map(Duration::from_secs)
 }
 

@@ -8,6 +8,8 @@ use semel_client::Destinations;
 use semel_core::signature::Secret;
 use semel_core::{Clock, ErrorKind, StoreError, SystemClock};
 
+use crate::request;
+
 /// Settings of one webhook.
 #[derive(Clone)]
 pub struct WebhookConfig {
@@ -15,7 +17,7 @@ pub struct WebhookConfig {
     pub url: String,
     /// Whether the topic is the last part of the path: `url/{topic}`. Default no.
     pub topic_in_path: bool,
-    /// Headers added to every request, such as `authorization`. Default none.
+    /// Headers added to every request, such as `authorization`; none of those that the sink sets. Default none.
     pub headers: Vec<(String, String)>,
     /// Requests on their way at most, for each shard. Default 64.
     pub in_flight_max: usize,
@@ -115,6 +117,11 @@ impl Target {
                 let (Ok(name), Ok(mut value)) = read else {
                     return Err(invalid(format!("header {name:?} cannot be sent")));
                 };
+                if request::is_ours(&name) {
+                    return Err(invalid(format!(
+                        "header {name} is set by the sink or by HTTP itself; take it out of headers"
+                    )));
+                }
                 value.set_sensitive(true);
                 Ok((name, value))
             })
@@ -185,6 +192,33 @@ mod tests {
         };
         let error = Target::read(&config).err().unwrap().to_string();
         assert!(error.contains("whsec_") && !error.contains("hunter2"), "{error}");
+    }
+
+    #[test]
+    fn headers_that_the_sink_or_http_sets_are_refused_and_named() {
+        let read = |name: &str| {
+            let mut config = WebhookConfig::new("http://h/");
+            config.headers.push((name.to_owned(), "hunter2".to_owned()));
+            Target::read(&config).map(drop).map_err(|error| error.to_string())
+        };
+        for name in [
+            "Content-Type",
+            "Idempotency-Key",
+            "webhook-id",
+            "CE-Source",
+            "semel-h-a",
+            "traceparent",
+            "content-length",
+            "Transfer-Encoding",
+            "connection",
+        ] {
+            let error = read(name).unwrap_err();
+            assert!(error.contains(&name.to_ascii_lowercase()), "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+        for name in ["authorization", "x-api-key", "host"] {
+            read(name).unwrap();
+        }
     }
 
     #[test]

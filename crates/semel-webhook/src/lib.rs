@@ -17,6 +17,9 @@
 //! | `semel-h-<name>` | one per header of the event, in order; repeats stay. HTTP folds the name to lower case |
 //! | `semel-tombstone: 1` | the event has no data, which is not the same as empty data |
 //!
+//! None of these may be among [`headers`](WebhookConfig::headers), nor those that HTTP itself needs (`connection`,
+//! `content-length`, `transfer-encoding` and the like).
+//!
 //! In `ce-*` and `semel-h-*` values every byte outside printable ASCII, and space, `"` and `%`, is percent-encoded (the
 //! rule of the CloudEvents HTTP binding); so decoding gives the bytes back.
 //!
@@ -28,7 +31,10 @@
 //! | 3xx (never followed), 401, 403, 404, 405, 407, 410, 421 | destination: the stream pauses and says why |
 //! | other 4xx | this message: an attempt is spent, then the poison policy |
 //!
-//! A body longer than [`WebhookConfig::response_bytes_max`] is not read to its end: the status alone counts.
+//! A body longer than [`WebhookConfig::response_bytes_max`] is not read to its end: the head alone counts. So it does where
+//! the body is cut off or does not end in time.
+//!
+//! Errors name scheme, host and port and no more of the URL: path and query may be secrets.
 //!
 //! # The host
 //! At most so many requests are on their way to one host, of all sinks that share

@@ -57,6 +57,30 @@ pub(crate) fn request(
     request.body(event.data.clone().unwrap_or_default())
 }
 
+/// Whether the sink or HTTP itself sets this header: a second one would say something else, or spoil every request.
+pub(crate) fn is_ours(name: &HeaderName) -> bool {
+    const NAMES: [&str; 13] = [
+        wire::IDEMPOTENCY_KEY,
+        "connection",
+        "content-length",
+        "content-type",
+        "expect",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "traceparent",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "http2-settings",
+    ];
+    let name = name.as_str();
+    NAMES.iter().any(|ours| name.eq_ignore_ascii_case(ours))
+        || ["ce-", "webhook-", "semel-"]
+            .iter()
+            .any(|ours| name.starts_with(ours))
+}
+
 /// Refuses an event whose request could not be built.
 pub(crate) fn check(event: &Event) -> Result<(), LimitExceeded> {
     let bad = |text: &str| text.bytes().filter(|byte| !matches!(byte, 0x20..=0x7e)).count() as u64;

@@ -114,7 +114,7 @@ async fn forgets(part: &str, config: &crate::config::sink_redis::RedisConfig) ->
 /// Whether the receiver of a relay is there.
 async fn receiver(part: &str, relay: &RelayConfig) -> Finding {
     let shown = match &relay.sink {
-        SinkConfig::Webhook(webhook) => webhook.url.to_string(),
+        SinkConfig::Webhook(webhook) => semel_client::origin(&webhook.url),
         SinkConfig::Kafka(kafka) => kafka.brokers.join(","),
         SinkConfig::Redis(redis) => redis.url.to_string(),
         SinkConfig::Rabbitmq(rabbitmq) => without_user(&rabbitmq.url),

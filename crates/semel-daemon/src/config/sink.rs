@@ -57,7 +57,7 @@ pub(crate) const WEBHOOK: Section = Section {
             "headers",
             "table of texts",
             "none",
-            "headers added to every request, such as `authorization = \"Bearer ${SHOP_TOKEN}\"`",
+            "headers added to every request, such as `authorization = \"Bearer ${SHOP_TOKEN}\"`; none that the sink or HTTP sets",
         )),
         field(
             "in_flight_max",
@@ -153,7 +153,7 @@ pub(crate) struct WebhookConfig {
 impl fmt::Debug for WebhookConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WebhookConfig")
-            .field("url", &self.url)
+            .field("url", &semel_client::origin(&self.url))
             .finish_non_exhaustive()
     }
 }

@@ -20,6 +20,7 @@ use axum::routing::{any, post};
 use semel_core::store::{OutboxRow, SinkError, SinkErrorClass};
 use semel_core::{Event, Sink as _, Timestamp};
 use semel_webhook::{WebhookConfig, WebhookSink};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use uuid::Uuid;
 
 async fn serve(app: Router) -> String {
@@ -90,6 +91,59 @@ async fn a_receiver_that_does_not_answer_is_away_at_the_deadline() {
         .unwrap_err();
     assert_eq!(error.class, SinkErrorClass::Away);
     assert!(error.message.contains("nothing within"), "{error}");
+}
+
+/// The head says what became of the event; what is lost after it changes nothing.
+#[tokio::test]
+async fn an_answer_whose_body_is_cut_or_does_not_end_is_judged_by_its_head() {
+    for (head, class) in [
+        ("200 OK", None),
+        ("410 Gone\r\nsemel-outcome: succeeded", None),
+        ("422 Unprocessable", Some(SinkErrorClass::Message)),
+        ("404 Not Found", Some(SinkErrorClass::Destination)),
+        ("503 Unavailable", Some(SinkErrorClass::Away)),
+    ] {
+        for cut in [true, false] {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let url = format!("http://{}", listener.local_addr().unwrap());
+            let text = format!("HTTP/1.1 {head}\r\ncontent-length: 100\r\n\r\nbegun");
+            let serving = tokio::spawn(async move {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\nx") {
+                    assert!(stream.read_buf(&mut request).await.unwrap() > 0);
+                }
+                stream.write_all(text.as_bytes()).await.unwrap();
+                if !cut {
+                    std::future::pending::<()>().await;
+                }
+            });
+            let deadline = if cut { LONG } else { Duration::from_secs(1) };
+            let error = send(&sink(&url), deadline).await.err();
+            assert_eq!(error.as_ref().map(|error| error.class), class, "{head} {cut}");
+            serving.abort();
+        }
+    }
+}
+
+#[tokio::test]
+async fn no_error_shows_the_path_or_the_query_of_a_url() {
+    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = gone.local_addr().unwrap();
+    drop(gone);
+    let app = Router::new().fallback(|| async { (StatusCode::BAD_REQUEST, "x".repeat(1_001)) });
+    for url in [format!("http://{address}"), serve(app).await] {
+        let mut config = WebhookConfig::new(format!("{url}/T0/hunter2?token=hunter3"));
+        config.response_bytes_max = 1_000;
+        let shared = config.destinations.clone();
+        let sink = WebhookSink::new(config).unwrap();
+        let error = send(&sink, LONG).await.unwrap_err();
+        assert!(error.message.contains(&url), "{error}");
+        let probed = format!("{:?}", sink.probe().await);
+        for shown in [error.message, probed, format!("{:?} {sink:?}", shared.states())] {
+            assert!(!shown.contains("hunter"), "{shown}");
+        }
+    }
 }
 
 #[tokio::test]
