@@ -73,6 +73,9 @@ enum Bench {
     /// The relay from SQLite to a webhook, out of MariaDB, from PostgreSQL to a Redis stream and, with the feature kafka, from
     /// PostgreSQL to Kafka.
     Relay,
+    /// RabbitMQ and NATS beside bare publishers (a part of `relay`).
+    #[cfg(feature = "brokers")]
+    Brokers,
     /// Everything.
     All,
     /// Serves an HTTP API behind the layer, to be tested and measured from outside.
@@ -131,6 +134,10 @@ async fn main() {
     }
     if all || matches!(cli.bench, Bench::Gateway) {
         gateway::run(plan).await;
+    }
+    #[cfg(feature = "brokers")]
+    if matches!(cli.bench, Bench::Brokers) {
+        relay::brokers(plan).await;
     }
     if all || matches!(cli.bench, Bench::Relay) {
         relay::run(plan).await;

@@ -2,6 +2,8 @@
 //!
 //! Each run begins with a full outbox in a new database and ends when the sink has acknowledged the last row.
 
+#[cfg(feature = "brokers")]
+mod brokers;
 #[cfg(feature = "kafka")]
 mod by_hand;
 #[cfg(feature = "kafka")]
@@ -46,6 +48,16 @@ pub(crate) async fn run(plan: Plan) {
     drain::postgresql_to_kafka(plan).await;
     #[cfg(not(feature = "kafka"))]
     println!("\nPostgreSQL to Kafka: build with --features kafka");
+    #[cfg(feature = "brokers")]
+    brokers::run(plan).await;
+    #[cfg(not(feature = "brokers"))]
+    println!("\nSQLite to RabbitMQ and NATS: build with --features brokers");
+}
+
+/// RabbitMQ and NATS alone (a part of `relay`).
+#[cfg(feature = "brokers")]
+pub(crate) async fn brokers(plan: Plan) {
+    brokers::run(plan).await;
 }
 
 /// That many events of some hundred bytes.
