@@ -103,47 +103,50 @@ impl Event {
     /// # Errors
     /// Data, names or headers beyond the limits in [`limits`]; names with bytes that brokers refuse.
     pub fn check(&self) -> Result<(), LimitExceeded> {
-        let size = |what, actual: usize, min, max, help| {
-            limits::check(what, "bytes", actual as u64, min, max as u64, help)
-        };
+        self.check_names()?;
+        let size =
+            |what, actual: usize, max, help| limits::check(what, "bytes", actual as u64, 0, max as u64, help);
+        size(
+            "event data",
+            self.data.as_ref().map_or(0, Bytes::len),
+            limits::EVENT_DATA_BYTES_MAX,
+            "store the payload elsewhere and send a reference",
+        )?;
+        limits::check(
+            "headers",
+            "items",
+            self.headers.len() as u64,
+            0,
+            limits::EVENT_HEADERS_MAX as u64,
+            "send fewer headers",
+        )?;
+        size(
+            "headers",
+            self.headers.iter().map(|(n, v)| n.len() + v.len()).sum(),
+            limits::EVENT_HEADER_BYTES_MAX,
+            "send smaller headers",
+        )
+    }
+
+    /// The part of [`Event::check`] that is not about how much data and how many headers there are. For a sink that may be
+    /// behind a [`Mapping`](crate::mapping::Mapping), which adds to both, and has a limit of its own for them.
+    ///
+    /// # Errors
+    /// Names, key or attributes beyond the limits in [`limits`]; names with bytes that brokers refuse.
+    pub fn check_names(&self) -> Result<(), LimitExceeded> {
         check_name("topic", &self.topic)?;
         check_name("stream", &self.stream)?;
         check_text("event type", &self.kind, 1)?;
         check_text("event source", &self.source, 1)?;
         check_text("content type", self.content_type.as_deref().unwrap_or(""), 0)?;
         check_text("traceparent", self.traceparent.as_deref().unwrap_or(""), 0)?;
-        let key = self.key.as_ref().map_or(1, Bytes::len);
-        size(
-            "ordering key",
-            key,
-            1,
-            limits::ORDERING_KEY_BYTES_MAX,
-            "hash the key, or leave it out",
-        )?;
-        let data = self.data.as_ref().map_or(0, Bytes::len);
-        size(
-            "event data",
-            data,
-            0,
-            limits::EVENT_DATA_BYTES_MAX,
-            "store the payload elsewhere and send a reference",
-        )?;
-        let count = self.headers.len() as u64;
         limits::check(
-            "headers",
-            "items",
-            count,
-            0,
-            limits::EVENT_HEADERS_MAX as u64,
-            "send fewer headers",
-        )?;
-        let bytes = self.headers.iter().map(|(n, v)| n.len() + v.len()).sum::<usize>();
-        size(
-            "headers",
-            bytes,
-            0,
-            limits::EVENT_HEADER_BYTES_MAX,
-            "send smaller headers",
+            "ordering key",
+            "bytes",
+            self.key.as_ref().map_or(1, Bytes::len) as u64,
+            1,
+            limits::ORDERING_KEY_BYTES_MAX as u64,
+            "hash the key, or leave it out",
         )?;
         for (name, _) in &self.headers {
             let bad = name

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::cloudevents;
+use crate::error::{ErrorKind, StoreError};
 use crate::event::{self, Event};
 use crate::host::Timestamp;
 use crate::limits::LimitExceeded;
@@ -109,15 +110,29 @@ impl std::fmt::Debug for MappedSink {
 /// The sink that publishes what the mapping makes of events; the sink itself where that changes nothing.
 ///
 /// # Errors
-/// See [`Mapping::check`].
-pub fn mapped(inner: Arc<dyn Sink>, mapping: Mapping) -> Result<Arc<dyn Sink>, LimitExceeded> {
-    mapping.check()?;
-    Ok(if mapping.is_identity() {
-        inner
-    } else {
-        Arc::new(MappedSink { mapping, inner })
-    })
+/// `Invalid`: see [`Mapping::check`]; and topics or headers that this sink refuses, such as a header that it sets itself.
+/// Every event would be refused for them.
+pub fn mapped(inner: Arc<dyn Sink>, mapping: Mapping) -> Result<Arc<dyn Sink>, StoreError> {
+    let invalid = |limit: LimitExceeded| {
+        let text = format!("topic, topics or headers_add of the relay: {limit}");
+        StoreError::new(ErrorKind::Invalid, "mapping", text)
+    };
+    mapping.check().map_err(invalid)?;
+    if mapping.is_identity() {
+        return Ok(inner);
+    }
+    let topics: Vec<String> = mapping.topics.keys().cloned().collect();
+    let sink = MappedSink { mapping, inner };
+    for topic in topics.iter().map(String::as_str).chain(["t"]) {
+        let smallest = Event::new(uuid::Uuid::nil(), topic, "t").with_data("application/json", "{}");
+        sink.check(&smallest).map_err(invalid)?;
+    }
+    Ok(Arc::new(sink))
 }
+
+/// Why an event that the sink would take as it is cannot be sent as a document.
+const DOCUMENT: &str = "as a CloudEvents document data is up to a third longer (base64): send about 670000 bytes at most where \
+                        900000 are taken, set cloudevents = \"binary\", or raise the limit of the sink and of its broker";
 
 #[async_trait]
 impl Sink for MappedSink {
@@ -137,7 +152,23 @@ impl Sink for MappedSink {
             event: event.clone(),
         });
         event::check_name("topic", &row.event.topic)?;
-        self.inner.check(&row.event)
+        self.inner.check(&row.event).map_err(|limit| {
+            let as_it_is = Mapping {
+                structured: false,
+                ..self.mapping.clone()
+            };
+            let row = as_it_is.apply(&OutboxRow {
+                event: event.clone(),
+                ..row
+            });
+            match self.inner.check(&row.event) {
+                Ok(()) => LimitExceeded {
+                    help: DOCUMENT,
+                    ..limit
+                },
+                Err(_) => limit,
+            }
+        })
     }
 
     fn publish_many(&self, rows: &[Arc<OutboxRow>], deadline: Duration) -> SinkFuture {
@@ -153,6 +184,7 @@ impl Sink for MappedSink {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits;
     use std::sync::Mutex;
     use uuid::Uuid;
 
@@ -253,7 +285,17 @@ mod tests {
             SinkOrder::OnePerKey { in_flight_max: 3 }
         }
 
+        /// As sinks do: a header of its own, and a limit for data.
         fn check(&self, event: &Event) -> Result<(), LimitExceeded> {
+            let own = event.headers.iter().filter(|(name, _)| name == "ce-id").count();
+            limits::check(
+                "header name",
+                "names of the sink's own",
+                own as u64,
+                0,
+                0,
+                "rename it",
+            )?;
             event.check()
         }
 
@@ -271,11 +313,45 @@ mod tests {
     }
 
     #[test]
+    fn a_mapping_whose_every_event_the_sink_would_refuse_is_refused_when_it_is_built() {
+        let mut spoilt = mapping();
+        spoilt.headers_add.push(("ce-id".to_owned(), "1".into()));
+        let error = mapped(Arc::new(Kept::default()), spoilt).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        let text = error.to_string();
+        assert!(
+            text.contains("headers_add") && text.contains("rename it"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_document_that_is_too_long_is_named_as_what_it_is() {
+        let structured = Mapping {
+            structured: true,
+            ..Mapping::default()
+        };
+        let sink = mapped(Arc::new(Kept::default()), structured).unwrap();
+        let event = |bytes| {
+            Event::new(Uuid::from_u128(7), "t", "t").with_data("application/octet-stream", vec![0xff; bytes])
+        };
+        sink.check(&event(670_000)).unwrap();
+        let error = sink.check(&event(900_000)).unwrap_err();
+        assert!(
+            error.help.contains("670000") && error.help.contains("binary"),
+            "{error}"
+        );
+        // What would not go either way is not for this reason.
+        let error = sink.check(&event(900_001)).unwrap_err();
+        assert!(!error.help.contains("670000"), "{error}");
+    }
+
+    #[test]
     fn the_sink_is_asked_about_what_it_will_see() {
         let kept = Arc::new(Kept::default());
         let sink = mapped(Arc::clone(&kept) as _, mapping()).unwrap();
         // A topic that is short enough until the template makes it longer.
-        let long = "t".repeat(crate::limits::TOPIC_BYTES_MAX - 2);
+        let long = "t".repeat(limits::TOPIC_BYTES_MAX - 2);
         assert!(kept.check(&row(&long).event).is_ok());
         assert!(sink.check(&row(&long).event).is_err());
         drop(sink.publish_many(&[Arc::new(row("parcels"))], Duration::ZERO));

@@ -53,7 +53,7 @@ pub(crate) struct RunArgs {
     /// What is logged: a level, or targets with levels such as `info,semel_outbox=debug`
     #[arg(
         long,
-        default_value = "info,sqlx=warn",
+        default_value = "info,sqlx=warn,lapin=error",
         env = "SEMEL_LOG",
         value_name = "FILTER"
     )]

@@ -18,7 +18,7 @@ pub(crate) fn for_relay(
     destinations: &Destinations,
 ) -> Result<Arc<dyn Sink>, StoreError> {
     let sink = build(&relay.sink, destinations)?;
-    Ok(mapping::mapped(sink, relay.mapping.clone())?)
+    mapping::mapped(sink, relay.mapping.clone())
 }
 
 /// Makes a sink; it connects when it is first used. `destinations` is what the whole process shares.

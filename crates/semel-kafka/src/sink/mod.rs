@@ -59,6 +59,12 @@ impl KafkaSinkConfig {
             properties: BTreeMap::new(),
         }
     }
+
+    /// What librdkafka takes of one record: by default as much as a broker does, a little less than 1 MiB.
+    fn record_bytes_max(&self) -> u64 {
+        let set = self.properties.get("message.max.bytes");
+        set.and_then(|text| text.parse().ok()).unwrap_or(1_000_000)
+    }
 }
 
 /// Publishes events to the Kafka topics that they name.
@@ -175,7 +181,15 @@ impl Sink for KafkaSink {
     }
 
     fn check(&self, event: &Event) -> Result<(), LimitExceeded> {
-        event.check()?;
+        event.check_names()?;
+        limits::check(
+            "record",
+            "bytes",
+            record::bytes(event) as u64,
+            0,
+            self.shared.config.record_bytes_max(),
+            "send a reference, or raise message.max.bytes of the properties and max.message.bytes of the topic",
+        )?;
         let reserved = event
             .headers
             .iter()

@@ -1,6 +1,8 @@
 //! An event as a Kafka record: CloudEvents 1.0, binary mode.
 
+use bytes::Bytes;
 use rdkafka::message::{Header, OwnedHeaders};
+use semel_core::Event;
 use semel_core::store::OutboxRow;
 
 /// Whether an event's own header would stand in for one of the binding's.
@@ -8,6 +10,27 @@ pub(super) fn reserved(name: &str) -> bool {
     name.starts_with("ce_")
         || name.eq_ignore_ascii_case("content-type")
         || name.eq_ignore_ascii_case("traceparent")
+}
+
+/// About how long the record is, rather more than less: what surrounds it is counted generously.
+pub(super) fn bytes(event: &Event) -> usize {
+    // Names, id and time of the binding; the record's own fields; the batch that it may be alone in.
+    const AROUND: usize = 300;
+    const AROUND_HEADER: usize = 10;
+    let headers: usize = event
+        .headers
+        .iter()
+        .map(|(name, value)| name.len() + value.len() + AROUND_HEADER)
+        .sum();
+    let attributes = [
+        Some(&event.source),
+        Some(&event.kind),
+        event.content_type.as_ref(),
+        event.traceparent.as_ref(),
+    ];
+    let attributes: usize = attributes.into_iter().flatten().map(String::len).sum();
+    let bytes = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
+    AROUND + headers + attributes + bytes(&event.key) + bytes(&event.data)
 }
 
 /// The headers of a row, the binding's first.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use semel_core::store::{OutboxRow, Sink as _, SinkError, SinkErrorClass};
-use semel_core::{Event, Timestamp};
+use semel_core::{Event, Timestamp, limits};
 use semel_kafka::{KafkaSink, KafkaSinkConfig};
 use semel_testkit::servers::{KafkaServer, kafka};
 use uuid::Uuid;
@@ -350,4 +350,24 @@ async fn headers_that_would_stand_in_for_the_binding_s_are_refused_at_enqueue() 
         let event = Event::new(Uuid::from_u128(1), "t", "test").with_header(name, "x");
         assert!(sink.check(&event).is_err(), "{name}");
     }
+}
+
+/// A relay may add headers to an event that has as many as may be enqueued, and a document is longer than its data.
+#[tokio::test]
+async fn an_event_is_refused_for_the_bytes_of_its_record_and_the_setting_is_named() {
+    let event = (0..limits::EVENT_HEADERS_MAX + 3).fold(
+        Event::new(Uuid::from_u128(1), "t", "test").with_data("text/plain", vec![b'x'; 950_000]),
+        |event, n| event.with_header(format!("h{n}"), "x"),
+    );
+    let mut config = KafkaSinkConfig::new("127.0.0.1:1");
+    KafkaSink::new(config.clone()).unwrap().check(&event).unwrap();
+    let longer = event.with_data("text/plain", vec![b'x'; 1_000_000]);
+    let error = KafkaSink::new(config.clone())
+        .unwrap()
+        .check(&longer)
+        .unwrap_err();
+    assert!(error.to_string().contains("message.max.bytes"), "{error}");
+    let property = ("message.max.bytes".to_owned(), "2000000".to_owned());
+    config.properties.extend([property]);
+    KafkaSink::new(config).unwrap().check(&longer).unwrap();
 }
