@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::Connection;
-use semel_core::{Clock, StoreError, Timestamp};
+use semel_core::{Clock, ErrorKind, StoreError, Timestamp};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
@@ -17,6 +17,10 @@ use crate::error::{classify, commit_failed, is_busy};
 
 /// Rows that the driver reads ahead.
 const ROWS_BUFFERED: usize = semel_core::limits::BATCH_ITEMS_MAX;
+
+/// How long a writer whose turn it is waits for the open transaction before it. Less than others wait for their turn behind
+/// it, so that the first to give up is the one that can say what is open.
+const WRITER_WAIT: Duration = Duration::from_secs(20);
 
 /// Between two tries to open a file that another process holds.
 const OPEN_AGAIN: Duration = Duration::from_millis(10);
@@ -44,7 +48,12 @@ impl Sqlite {
     /// # Errors
     /// The folder is missing or not writable, the file is no SQLite database, or another process held it for longer
     /// than `busy_timeout`.
-    pub async fn open(config: Config) -> Result<Self, StoreError> {
+    pub async fn open(mut config: Config) -> Result<Self, StoreError> {
+        // Connections are opened later, too: the process may work in another folder then.
+        config.path = std::path::absolute(&config.path).map_err(|error| {
+            let text = "the file's name is empty, or the folder that the process works in is gone";
+            StoreError::new(ErrorKind::Invalid, "open", text).with_source(error)
+        })?;
         let options = SqliteConnectOptions::new()
             .filename(&config.path)
             .create_if_missing(true)
@@ -74,17 +83,18 @@ impl Sqlite {
     }
 
     /// Begins a writing transaction for your own statements and Semel's together: see [`crate::tx`].
-    /// It waits for the writing connection, and up to `busy_timeout` for other processes.
+    /// It waits up to 20 s for the writing connection, and up to `busy_timeout` for other processes. While it is open,
+    /// whatever else writes to this store waits for it: a task that holds it must not call for keys, sagas or relays.
     ///
     /// # Errors
-    /// Another process held the file for longer than `busy_timeout`.
+    /// Another process held the file for longer than `busy_timeout`, or another transaction of this one for 20 s.
     pub async fn begin(&self) -> Result<Transaction<'static, Driver>, StoreError> {
         let _turn = self.turn("begin").await?;
         // IMMEDIATE: a deferred transaction that becomes a writer fails at once, whatever the busy time-out.
         self.writer
             .begin_with("BEGIN IMMEDIATE")
             .await
-            .map_err(|error| classify("begin", error))
+            .map_err(|error| waited("begin", error))
     }
 
     /// Waits until nobody else of this process begins to write. To be kept until a transaction has begun or a statement
@@ -107,7 +117,7 @@ impl Sqlite {
                 self.writer
                     .acquire()
                     .await
-                    .map_err(|error| classify(operation, error))?,
+                    .map_err(|error| waited(operation, error))?,
             );
         }
         self.direct.write(operation, turn, work).await
@@ -150,6 +160,16 @@ impl Sqlite {
     }
 }
 
+/// The kind of an error of waiting for the writing connection.
+fn waited(operation: &'static str, error: sqlx::Error) -> StoreError {
+    if !matches!(error, sqlx::Error::PoolTimedOut) {
+        return classify(operation, error);
+    }
+    let text = "a transaction of this process (Sqlite::begin) has been open for more than 20 s, so nothing was done; if the \
+                task that holds it is the one that waits here, end the transaction first";
+    StoreError::new(ErrorKind::NotApplied, operation, text).with_source(error)
+}
+
 /// The pool of the writing connection, with that connection open and the file in WAL mode.
 ///
 /// SQLite does not call its busy handler while a file changes to WAL mode: of several processes that open a new file,
@@ -175,6 +195,7 @@ async fn first_connection(
 async fn writing(options: SqliteConnectOptions) -> Result<SqlitePool, sqlx::Error> {
     SqlitePoolOptions::new()
         .max_connections(1)
+        .acquire_timeout(WRITER_WAIT)
         // There is no network between; what can be wrong with it is looked at when it comes back.
         .test_before_acquire(false)
         // SQLite rolls back by itself when the disk is full or fails. The driver does not notice, and would refuse
