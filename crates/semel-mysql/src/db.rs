@@ -20,7 +20,7 @@ const SESSION: &str = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
 
 /// Set at the begin of a transaction. After a deadlock, or when somebody ended it, the server does not know it any more.
-const MARK: &str = "SAVEPOINT semel";
+pub(crate) const MARK: &str = "SAVEPOINT semel";
 pub(crate) const CHECK_MARK: &str = "RELEASE SAVEPOINT semel";
 
 /// One statement for each right; none of them finds a row, because no key is empty.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use semel_core::OutboxStore;
 use semel_core::error::chain;
+use semel_core::store::Due;
 
 use crate::status::Status;
 
@@ -31,10 +32,7 @@ pub(crate) async fn move_due(
                         "a delayed event was dropped, because another one was enqueued under its id (SEM0250)"
                     );
                 }
-                let next = due
-                    .next_ms
-                    .map(|ms| Duration::from_millis(ms.max(1).unsigned_abs()));
-                next.map_or(every, |next| next.min(every))
+                wait(&due, every)
             }
             Err(error) => {
                 tracing::warn!(stream, error = chain(&error), "delayed events were not moved");
@@ -42,5 +40,36 @@ pub(crate) async fn move_due(
             }
         };
         tokio::time::sleep(wait).await;
+    }
+}
+
+/// Until the next look. What is due and was not moved is locked by an open transaction, or another relay moves it: to look
+/// again at once would be to look all the time.
+fn wait(due: &Due, every: Duration) -> Duration {
+    let idle = due.moved == 0 && due.repeated.is_empty();
+    match due.next_ms {
+        None => every,
+        Some(ms) if ms <= 0 && idle => every,
+        Some(ms) => Duration::from_millis(ms.max(1).unsigned_abs()).min(every),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_due_and_cannot_be_moved_is_not_looked_at_all_the_time() {
+        let every = Duration::from_millis(500);
+        let due = |moved, next_ms| Due {
+            moved,
+            next_ms,
+            ..Due::default()
+        };
+        assert_eq!(wait(&due(0, Some(0)), every), every);
+        assert_eq!(wait(&due(0, None), every), every);
+        assert_eq!(wait(&due(500, Some(0)), every), Duration::from_millis(1));
+        assert_eq!(wait(&due(0, Some(7)), every), Duration::from_millis(7));
+        assert_eq!(wait(&due(0, Some(7_000)), every), every);
     }
 }

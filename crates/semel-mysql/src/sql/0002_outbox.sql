@@ -27,8 +27,10 @@ CREATE TABLE IF NOT EXISTS semel_outbox (
     CHECK (stream REGEXP '^[A-Za-z0-9._-]{1,249}$' AND stream NOT IN ('.', '..')
       OR stream = '' AND topic = '' AND type = '' AND `key` IS NULL AND data IS NULL AND LEFT(event_id, 5) = x'73656d656c'),
   CONSTRAINT event_id_is_16_bytes CHECK (OCTET_LENGTH(event_id) = 16),
-  -- The same id twice is refused (1062), or passed over by ON DUPLICATE KEY UPDATE id = id: receivers would take the second
-  -- for a repetition of the first. Remembered for as long as the row is kept. Ids that grow (UUIDv7) cost little here.
+  -- The same id twice is refused (1062), for receivers would take the second for a repetition of the first; or passed over by
+  --   ON DUPLICATE KEY UPDATE event_id = IF(semel_outbox.event_id = VALUES(event_id), semel_outbox.event_id, '')
+  -- Never by INSERT IGNORE or `id = id`: those take a number that was filled meanwhile for this, too, and lose the event.
+  -- Remembered for as long as the row is kept. Ids that grow (UUIDv7) cost little here.
   UNIQUE KEY semel_outbox_event_id (event_id),
   CONSTRAINT topic_is_1_to_249_of_letters_digits_dot_underscore_dash
     CHECK (topic REGEXP '^[A-Za-z0-9._-]{1,249}$' AND topic NOT IN ('.', '..') OR topic = '' AND stream = ''),
@@ -111,6 +113,7 @@ CREATE TABLE IF NOT EXISTS semel_outbox_exception (
 -- For writers that lock no row of their own: those of one key take turns until they commit, so that their events are
 -- sent in the order of their commits. Before the insert:
 --   SELECT slot FROM semel_outbox_lock WHERE slot = CONV(LEFT(SHA2(?, 256), 4), 16, 10) & 4095 FOR UPDATE
+-- Those from 4096 are for relays that move delayed events.
 CREATE TABLE IF NOT EXISTS semel_outbox_lock (
   slot SMALLINT NOT NULL PRIMARY KEY
 ) ENGINE = InnoDB;
@@ -124,7 +127,8 @@ INSERT INTO semel_outbox_lock (slot)
       UNION ALL SELECT 12 UNION ALL SELECT 13 UNION ALL SELECT 14 UNION ALL SELECT 15) AS b,
     (SELECT 0 AS n UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL SELECT 5
       UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9 UNION ALL SELECT 10 UNION ALL SELECT 11
-      UNION ALL SELECT 12 UNION ALL SELECT 13 UNION ALL SELECT 14 UNION ALL SELECT 15) AS c
+      UNION ALL SELECT 12 UNION ALL SELECT 13 UNION ALL SELECT 14 UNION ALL SELECT 15
+      UNION ALL SELECT 16) AS c
   ON DUPLICATE KEY UPDATE semel_outbox_lock.slot = semel_outbox_lock.slot;
 
 -- Events that wait for their time (due_us: microseconds since 1970 in UTC). A relay moves them into semel_outbox when it has

@@ -1,14 +1,24 @@
 //! Events that wait for their time.
 
+use std::time::Duration;
+
 use semel_core::StoreError;
+use semel_core::event::slot;
 use semel_core::store::Due;
 use sqlx::mysql::MySqlRow;
-use sqlx::{AssertSqlSafe, Row as _};
+use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 use uuid::Uuid;
 
 use super::key_rows::NOW;
-use crate::db::Mysql;
-use crate::error::{classify, is_repeated_event};
+use crate::db::{CHECK_MARK, MARK, Mysql, lock_wait, still_there};
+use crate::error::{LOCK_WAIT_TIMEOUT, classify, commit_failed, is_repeated_event, number};
+
+/// How long a mover waits for an open transaction that has written the id of an event that is due, and how often in one call.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
+const WAITS_MAX: usize = 3;
+/// Rows of `semel_outbox_lock` that movers lock, from the first one.
+const MOVERS: u16 = 4_096;
+const MOVERS_MAX: u16 = 256;
 
 impl Mysql {
     /// See [`OutboxStore::move_due`](semel_core::OutboxStore::move_due).
@@ -22,9 +32,18 @@ impl Mysql {
                 ..Due::default()
             });
         }
-        let mut tx = self.begin().await?;
-        // One mover at a time: so the events of a key come in the order of their times.
-        let alone = sqlx::query("SELECT row_id FROM semel_outbox_home WHERE one = 1 FOR UPDATE SKIP LOCKED")
+        // Its connection is not used again: it waits for locks for less long than others.
+        let mut connection = self.own.acquire().await.map_err(failed)?;
+        connection.close_on_drop();
+        sqlx::raw_sql(AssertSqlSafe(lock_wait(LOCK_WAIT)))
+            .execute(&mut *connection)
+            .await
+            .map_err(failed)?;
+        let mut tx = connection.begin().await.map_err(failed)?;
+        sqlx::raw_sql(MARK).execute(&mut *tx).await.map_err(failed)?;
+        // One mover of a stream at a time: so the events of a key come in the order of their times.
+        let alone = sqlx::query("SELECT slot FROM semel_outbox_lock WHERE slot = ? FOR UPDATE SKIP LOCKED")
+            .bind(MOVERS + slot(stream.as_bytes()) % MOVERS_MAX)
             .fetch_optional(&mut *tx)
             .await
             .map_err(failed)?;
@@ -37,7 +56,7 @@ impl Mysql {
         }
         // What an open transaction is cancelling is locked, and passed by.
         let sql = format!(
-            "SELECT n, event_id FROM semel_outbox_delayed WHERE stream = ? AND due_us <= {NOW}
+            "SELECT n, event_id, `key` FROM semel_outbox_delayed WHERE stream = ? AND due_us <= {NOW}
              ORDER BY due_us, n LIMIT ? FOR UPDATE SKIP LOCKED"
         );
         let rows = sqlx::query(AssertSqlSafe(sql))
@@ -47,8 +66,13 @@ impl Mysql {
             .await
             .map_err(failed)?;
         let mut due = Due::default();
+        let mut passed_by: Vec<Option<Vec<u8>>> = Vec::new();
         for row in &rows {
             let n: i64 = row.try_get_unchecked(0).map_err(failed)?;
+            let key: Option<Vec<u8>> = row.try_get_unchecked(2).map_err(failed)?;
+            if key.is_some() && passed_by.contains(&key) {
+                continue;
+            }
             let moved = sqlx::query(
                 "INSERT INTO semel_outbox
                    (stream, event_id, topic, type, source, `key`, content_type, headers, data, traceparent)
@@ -64,6 +88,15 @@ impl Mysql {
                     let id: Vec<u8> = row.try_get_unchecked(1).map_err(failed)?;
                     due.repeated.push(Uuid::from_slice(&id).unwrap_or_default());
                 }
+                // An open transaction has written the same id. The statement is undone and nothing else; later ones of its key
+                // wait for it, others do not.
+                Err(error) if number(&error) == Some(LOCK_WAIT_TIMEOUT) => {
+                    passed_by.push(key);
+                    if passed_by.len() == WAITS_MAX {
+                        break;
+                    }
+                    continue;
+                }
                 Err(error) => return Err(failed(error)),
             }
             sqlx::query("DELETE FROM semel_outbox_delayed WHERE n = ?")
@@ -72,7 +105,11 @@ impl Mysql {
                 .await
                 .map_err(failed)?;
         }
-        self.commit(tx).await?;
+        // Where a wait that took too long undoes the transaction (innodb_rollback_on_timeout), this says so.
+        still_there(&mut tx, CHECK_MARK).await?;
+        tx.commit()
+            .await
+            .map_err(|error| commit_failed("move_due", error))?;
         due.next_ms = self.next_due_ms(stream).await?;
         Ok(due)
     }

@@ -14,7 +14,8 @@ use crate::error::{classify, is_repeated_event};
 ///
 /// # Errors
 /// As [`enqueue`](super::enqueue). An id that is enqueued without delay while this event waits is not refused: this
-/// event is dropped then when its time comes, and the relay's log says so.
+/// event is dropped then when its time comes, and the relay's log says so. That holds while the event that was sent is
+/// kept: after that this one is sent, too, a second time under its id.
 pub async fn enqueue_at(
     tx: &mut Transaction<'_, Driver>,
     event: &Event,
@@ -56,11 +57,23 @@ pub async fn enqueue_at(
 }
 
 /// Takes an event back that waits for its time; whether it still waited. Commit, and it is never sent. A relay that is
-/// moving it at this moment is waited for.
+/// moving it at this moment is waited for. Roll back, and it is sent when it is due or at the next look of a relay after
+/// that: perhaps behind later events of its key.
+///
+/// In a transaction at REPEATABLE READ, an event that was enqueued after its snapshot is not there.
 ///
 /// # Errors
 /// The store's.
 pub async fn cancel_delayed(tx: &mut Transaction<'_, Driver>, id: Uuid) -> Result<bool, StoreError> {
+    // At REPEATABLE READ a DELETE that finds nothing locks the gap, and every writer of delayed events would wait.
+    let waits = sqlx::query("SELECT n FROM semel_outbox_delayed WHERE event_id = ?")
+        .bind(&id.as_bytes()[..])
+        .fetch_optional(&mut **tx)
+        .await
+        .map_err(|error| classify("cancel_delayed", error))?;
+    if waits.is_none() {
+        return Ok(false);
+    }
     let done = sqlx::query("DELETE FROM semel_outbox_delayed WHERE event_id = ?")
         .bind(&id.as_bytes()[..])
         .execute(&mut **tx)

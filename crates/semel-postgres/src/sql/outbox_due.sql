@@ -1,7 +1,7 @@
 -- Moves what is due, in the order of times. What an open transaction is cancelling is locked, and passed by.
 WITH due AS MATERIALIZED (
   SELECT event_id FROM semel.outbox_delayed
-  WHERE stream = $1 AND due <= statement_timestamp() ORDER BY due, n LIMIT $2 FOR UPDATE SKIP LOCKED
+  WHERE stream = $1 AND due <= statement_timestamp() AND ($3::uuid IS NULL OR event_id = $3) ORDER BY due, n LIMIT $2 FOR UPDATE SKIP LOCKED
 ), gone AS (
   DELETE FROM semel.outbox_delayed d USING due WHERE d.event_id = due.event_id RETURNING d.*
 ), moved AS (

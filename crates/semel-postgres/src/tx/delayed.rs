@@ -15,7 +15,8 @@ use crate::gate::query;
 ///
 /// # Errors
 /// As [`enqueue`](super::enqueue). An id that is enqueued without delay while this event waits is not refused: this
-/// event is dropped then when its time comes, and the relay's log says so.
+/// event is dropped then when its time comes, and the relay's log says so. That holds while the event that was sent is
+/// kept: after that this one is sent, too, a second time under its id.
 pub async fn enqueue_at(
     tx: &mut Transaction<'_, Driver>,
     event: &Event,
@@ -50,7 +51,8 @@ pub async fn enqueue_at(
 }
 
 /// Takes an event back that waits for its time; whether it still waited. Commit, and it is never sent. A relay that is
-/// moving it at this moment is waited for.
+/// moving it at this moment is waited for. Roll back, and it is sent when it is due or at the next look of a relay after
+/// that: perhaps behind later events of its key.
 ///
 /// # Errors
 /// The store's.

@@ -14,7 +14,8 @@ use crate::error::classify;
 ///
 /// # Errors
 /// As [`enqueue`](super::enqueue). An id that is enqueued without delay while this event waits is not refused: this
-/// event is dropped then when its time comes, and the relay's log says so.
+/// event is dropped then when its time comes, and the relay's log says so. That holds while the event that was sent is
+/// kept: after that this one is sent, too, a second time under its id.
 pub async fn enqueue_at(
     tx: &mut Transaction<'_, Driver>,
     event: &Event,

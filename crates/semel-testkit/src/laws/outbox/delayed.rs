@@ -126,6 +126,37 @@ pub async fn a_delayed_event_belongs_to_its_transaction_and_its_id_is_taken(worl
     assert_eq!(texts(&reader.batch().await), ["sent", "meanwhile"]);
 }
 
+/// Law: an open transaction that has written the id of a delayed event holds up that event and those of its key, for as
+/// long as it is open, and no other one; rolled back, it is as if it had not been.
+pub async fn an_id_that_an_open_transaction_has_written_holds_up_its_key_only(world: &World) {
+    if !world.writers_overlap {
+        return;
+    }
+    let mut reader = world.reader().await;
+    let taken = event("k", "taken");
+    let events = [
+        (event("free", "1"), -4),
+        (taken.clone(), -3),
+        (event("k", "behind"), -2),
+        (event("free", "2"), -1),
+    ];
+    delay(world, &events).await;
+    let mut open = world.begin().await;
+    open.enqueue(&taken).await.unwrap();
+    let began = std::time::Instant::now();
+    due(world, 10).await;
+    let took = began.elapsed();
+    assert!(took < std::time::Duration::from_secs(20), "{took:?}");
+    let mut came = texts(&reader.batch().await);
+    assert!(came.starts_with(&["1".to_owned()]), "{came:?}");
+    assert!(came.contains(&"2".to_owned()), "{came:?}");
+    open.rollback().await;
+    due(world, 10).await;
+    came.extend(texts(&reader.batch().await));
+    came.retain(|text| text.len() > 1);
+    assert_eq!(came, ["taken", "behind"]);
+}
+
 /// Law: any number of movers at once move each event once, and a key's in the order of their times.
 pub async fn movers_at_once_move_each_event_once_and_in_order(world: &World) {
     let mut reader = world.reader().await;

@@ -82,6 +82,7 @@ macro_rules! delayed_laws {
             due_events_come_in_the_order_of_their_times_some_at_a_time
             a_cancelled_event_never_comes
             a_delayed_event_belongs_to_its_transaction_and_its_id_is_taken
+            an_id_that_an_open_transaction_has_written_holds_up_its_key_only
             movers_at_once_move_each_event_once_and_in_order
         );
     };
