@@ -26,6 +26,13 @@ pub(crate) fn is_repeated_event(error: &sqlx::Error) -> bool {
     number(error) == Some(DUPLICATE) && words.is_some_and(|words| words.contains("semel_outbox_event_id"))
 }
 
+/// Whether an event was refused because a row has its number: one of nobody's, written where the number was missing for long.
+pub(crate) fn is_taken_number(error: &sqlx::Error) -> bool {
+    let words = error.as_database_error().map(|error| error.message());
+    // `for key 'PRIMARY'`, on MySQL 8 `for key 'semel_outbox.PRIMARY'`.
+    number(error) == Some(DUPLICATE) && words.is_some_and(|words| words.ends_with("PRIMARY'"))
+}
+
 /// The kind of a failed statement or connection outside of a commit: nothing of the transaction is durable.
 #[must_use]
 pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {

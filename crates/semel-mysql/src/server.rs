@@ -39,7 +39,7 @@ pub struct ServerSettings {
     pub read_only: bool,
     /// `@@max_allowed_packet`, bytes.
     pub packet_bytes: u64,
-    /// `@@auto_increment_increment`: the outbox has to fill the numbers that a step above 1 leaves out.
+    /// `@@global.auto_increment_increment`: no relay starts where it is above 1, for every number left out would be a hole.
     pub step: i64,
     /// `@@sql_mode` of Semel's own session.
     pub sql_mode: String,
@@ -225,7 +225,7 @@ impl ServerSettings {
 }
 
 const LOSSY: &str = "SEM0220";
-const UNFIT: &str = "SEM0221";
+pub(crate) const UNFIT: &str = "SEM0221";
 
 fn code(name: &str, lossy: bool) -> &'static str {
     match (name, lossy) {

@@ -32,3 +32,7 @@ pub use db::Sqlite;
 pub use error::{classify, commit_failed};
 pub use migrate::{SCHEMA_VERSION, script};
 pub use tx::InboxTx;
+
+/// SQL that makes the relays of an outbox go on after its table was emptied or replaced (SEM0202). In one transaction, and
+/// with the relays stopped: every event that is in the table is sent, again if it was sent before.
+pub const ADOPT_OUTBOX: &str = include_str!("sql/outbox_adopt.sql");

@@ -17,7 +17,7 @@ pub use mixed::{Batching, LANES_MAX, MixedBatch, MixedReplies};
 pub use outbox::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, CursorSave, Exception, ExceptionKind, Guarded, Opening,
     OutboxStore, Page, PageRow, PageSize, SHARDS_MAX, ShardBacklog, StoredException, check_stream,
-    other_shards,
+    exception_repeated, other_shards,
 };
 pub use reshard::{RESHARD_HOLD_MS, RESHARD_REST_MS};
 pub use saga::{

@@ -120,6 +120,18 @@ pub struct Exception {
     pub reason: String,
 }
 
+/// The error of a row that is to be moved to the exceptions where another event is kept under its number: the table of
+/// events began anew. Passing it over would lose the event.
+#[must_use]
+pub fn exception_repeated(exception: &Exception) -> StoreError {
+    let text = format!(
+        "event {} has row number {}, and a parked event of an older table of events has it, too; release or discard that \
+         one, then this one is parked by itself",
+        exception.event_id, exception.row
+    );
+    StoreError::new(ErrorKind::IdentityChanged, "save_cursor", text)
+}
+
 /// A write of the cursor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CursorSave {

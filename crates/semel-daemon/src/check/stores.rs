@@ -306,7 +306,7 @@ async fn mysql(part: &str, db: &semel_mysql::Mysql) -> Vec<Finding> {
     if settings.step > 1 {
         let found = format!("auto_increment_increment = {}", settings.step);
         let fix = "set auto_increment_increment = 1 (on Galera wsrep_auto_increment_control = OFF, all writers on one node): \
-                   the relay fills every number that is left out";
+                   no relay starts (SEM0221), for every number left out would have to be filled";
         findings.push(Finding::warn(part, "outbox", found, fix));
     }
     match db.check_rights().await {

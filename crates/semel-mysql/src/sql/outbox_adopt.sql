@@ -1,7 +1,12 @@
 -- After the table of events was emptied or replaced: every row that is in it is sent, again if it was sent before, in order
--- and with the same event ids. Stop the relays first.
-INSERT INTO semel_outbox (stream, event_id, topic, type) VALUES
-  ('', CONCAT(x'73656d656c000001', UNHEX(LPAD(HEX(UUID_SHORT()), 16, '0'))), '', '');
-UPDATE semel_outbox_home SET row_id = LAST_INSERT_ID() WHERE one = 1;
+-- and with the same event ids. Stop the relays first. New ids are above all that a mark or a parked event still speaks of.
+-- Where it is refused as a duplicate (1062), somebody wrote an event at this moment: run it again.
+INSERT INTO semel_outbox (id, stream, event_id, topic, type)
+  SELECT 1 + MAX(known.id), '', CONCAT(x'73656d656c000001', UNHEX(LPAD(HEX(UUID_SHORT()), 16, '0'))), '', '' FROM (
+    SELECT 0 AS id UNION ALL SELECT MAX(id) FROM semel_outbox UNION ALL SELECT MAX(id) FROM semel_outbox_exception
+    UNION ALL SELECT MAX(CAST(SUBSTRING_INDEX(COALESCE(open_mark, prev_mark), ':', 1) AS SIGNED)) FROM semel_outbox_shard
+    UNION ALL SELECT row_id FROM semel_outbox_home) AS known;
+UPDATE semel_outbox_home SET row_id = (SELECT MAX(id) FROM semel_outbox WHERE LEFT(event_id, 8) = x'73656d656c000001')
+  WHERE one = 1;
 UPDATE semel_outbox_shard SET prev_mark = '0', open_mark = NULL, last_id = 0, batch_no = batch_no + 1,
   version = version + 1, suspect = NULL;

@@ -14,15 +14,16 @@
 //!
 //! # Limits
 //! A batch, a mark and the memory for both are bounded: a look goes over 20,000 rows at most. A single transaction of very
-//! many events makes every look slower while it is open. With `auto_increment_increment` above 1 every number left out is a
-//! hole that has to be filled. Each shard reads for itself; cleaning is by bounded deletes.
+//! many events makes every look slower while it is open. With `auto_increment_increment` above 1 every number left out would be
+//! a hole that has to be filled: no relay starts (SEM0221). Each shard reads for itself; cleaning is by bounded deletes.
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use semel_core::relay::{Cursor, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, KeyStore, Opening,
-    OutboxStore, Page, PageSize, ShardBacklog, StoredException, check_stream, other_shards,
+    OutboxStore, Page, PageSize, ShardBacklog, StoredException, check_stream, exception_repeated,
+    other_shards,
 };
 use semel_core::{ErrorKind, StoreError, Timestamp};
 use sqlx::{AssertSqlSafe, Row as _, Transaction};
@@ -33,7 +34,8 @@ use super::outbox_mark::{Range, Seen, condition, subtract};
 use super::outbox_page::cut;
 use super::outbox_rows::{EVENT, SHARD, Shard, exception, shard};
 use crate::db::Mysql;
-use crate::error::{autocommit_failed, classify};
+use crate::error::{BAD_NULL, autocommit_failed, classify, number};
+use crate::server::UNFIT;
 
 /// Compares what every guarded write must compare (rules O11, S3).
 const MINE: &str = "stream = ? AND shard = ? AND epoch = ? AND nonce = ? AND version = ?";
@@ -52,6 +54,7 @@ impl OutboxStore for Mysql {
     async fn register_stream(&self, stream: &str, shards: u16) -> Result<(), StoreError> {
         check_stream(stream, shards)?;
         let failed = |error| classify("register_stream", error);
+        self.demand_step().await?;
         let count = "SELECT COUNT(*) FROM semel_outbox_shard WHERE stream = ?";
         let found: i64 = sqlx::query_scalar(count)
             .bind(stream)
@@ -346,7 +349,8 @@ impl OutboxStore for Mysql {
                    topic, type, source, `key`, content_type, headers, data, traceparent, created_at)
                  SELECT id, ?, ?, ?, ?, {NOW}, stream, slot, event_id, topic, type, source, `key`, content_type,
                    headers, data, traceparent, created_at
-                 FROM semel_outbox WHERE id = ? ON DUPLICATE KEY UPDATE shard = semel_outbox_exception.shard"
+                 FROM semel_outbox WHERE id = ? ON DUPLICATE KEY UPDATE shard =
+                   IF(semel_outbox_exception.event_id = VALUES(event_id), semel_outbox_exception.shard, NULL)"
             );
             sqlx::query(AssertSqlSafe(sql))
                 .bind(lease.shard.index)
@@ -356,7 +360,10 @@ impl OutboxStore for Mysql {
                 .bind(it.row)
                 .execute(&mut *tx)
                 .await
-                .map_err(failed)?;
+                .map_err(|error| match number(&error) {
+                    Some(BAD_NULL) => exception_repeated(it).with_source(error),
+                    _ => failed(error),
+                })?;
         }
         self.commit(tx).await?;
         Ok(Guarded::Done(next))
@@ -486,6 +493,22 @@ fn reached(found: &Shard, next_id: Option<i64>) -> Result<(), StoreError> {
 }
 
 impl Mysql {
+    /// Refuses to relay where every number that a step leaves out would be a hole to be filled.
+    async fn demand_step(&self) -> Result<(), StoreError> {
+        let step: i64 = sqlx::query_scalar("SELECT CAST(@@global.auto_increment_increment AS SIGNED)")
+            .fetch_one(&self.own)
+            .await
+            .map_err(|error| classify("register_stream", error))?;
+        if step <= 1 {
+            return Ok(());
+        }
+        let text = format!(
+            "the server has auto_increment_increment = {step}; set it to 1, and in the server's configuration (on Galera \
+             wsrep_auto_increment_control = OFF, all writers on one node): every number left out would have to be filled"
+        );
+        Err(StoreError::new(ErrorKind::Invalid, "register_stream", text).with_code(UNFIT))
+    }
+
     /// The number that the next event would get, as far as the server says.
     async fn next_id(&self, tx: &mut Transaction<'_, sqlx::MySql>) -> Result<Option<i64>, StoreError> {
         let failed = |error| classify("acquire", error);

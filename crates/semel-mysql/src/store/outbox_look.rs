@@ -1,7 +1,9 @@
 //! Looking for rows: what is visible behind a mark, and which holes of it nobody will fill.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use semel_core::relay::{Cursor, Mark, ShardId, ShardLease, Slots};
 use semel_core::{Clock as _, ErrorKind, Nonce, StoreError, SystemClock};
@@ -10,8 +12,8 @@ use sqlx::{AssertSqlSafe, Row as _};
 
 use super::key_rows::push_hex;
 use super::outbox_mark::{Range, Seen, above, condition, count, subtract};
-use crate::db::Mysql;
-use crate::error::{autocommit_failed, classify};
+use crate::db::{Mysql, lock_wait};
+use crate::error::{LOCK_WAIT_TIMEOUT, autocommit_failed, classify, number};
 
 /// Rows of the table behind a mark that one look takes at most: what bounds a batch, a mark and the memory of both.
 pub(super) const LOOK_ROWS: usize = 20_000;
@@ -26,13 +28,32 @@ const HOLES_ASKED: usize = 16;
 const FILL_AFTER_MS: u64 = 10_000;
 /// A wider hole stays: as one range it costs nothing.
 const FILL_WIDTH_MAX: u64 = 1_000;
-/// Numbers filled at once.
-const FILL_AT_ONCE: u64 = 20_000;
+/// Numbers filled in one go at most, in several rounds; the next go begins behind them.
+const FILL_AT_ONCE: u64 = 200_000;
+/// How long filling waits for a writer's lock.
+const FILL_LOCK_WAIT: Duration = Duration::from_secs(1);
+/// So often cleaning begins where it found the first row that was not old.
+const CLEAN_RELIED_MAX: u32 = 60;
+/// Bytes of a statement, and of the two marks that one statement writes, for each hole at most.
+const HOLE_BYTES: usize = 64;
 
 /// What a store object remembers between calls. Nothing depends on it but speed.
 #[derive(Debug, Default)]
 pub(crate) struct OutboxMemory {
     shards: Mutex<HashMap<ShardId, ShardMemory>>,
+    /// Somebody fills holes. Shards look at the same numbers, so one of them is enough.
+    filling: AtomicBool,
+    /// Rows that filled holes are looked for behind this number.
+    fillers_from: AtomicI64,
+}
+
+/// While it lives, nobody else of this process fills holes.
+struct Filling(Arc<OutboxMemory>);
+
+impl Drop for Filling {
+    fn drop(&mut self) {
+        self.0.filling.store(false, Ordering::Release);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +62,10 @@ struct ShardMemory {
     /// When the mark stood where, in milliseconds of this process; a young one and one that grows old.
     aged: Option<(u64, i64)>,
     young: Option<(u64, i64)>,
+    /// Holes are filled from the first one behind this number.
+    fill_from: i64,
+    /// No row up to this number is to be cleaned, and how often that was relied on.
+    clean_from: (i64, u32),
 }
 
 /// Some rows of an open batch, and whose it is.
@@ -98,16 +123,51 @@ impl OutboxMemory {
         self.lock().entry(lease.shard.clone()).or_default().batch = Some(batch);
     }
 
-    /// Up to where the holes are old, once each time that it moves.
-    fn old_holes(&self, shard: &ShardId, high: i64, now_ms: u64) -> Option<i64> {
+    /// Of these holes those that are old, from where the last go ended; once each time that they grow older.
+    fn old_holes(&self, shard: &ShardId, seen: &Seen, now_ms: u64) -> Vec<Range> {
         let mut shards = self.lock();
         let memory = shards.entry(shard.clone()).or_default();
-        let (since, _) = *memory.young.get_or_insert((now_ms, high));
+        let (since, _) = *memory.young.get_or_insert((now_ms, seen.high));
         if now_ms.saturating_sub(since) < FILL_AFTER_MS {
-            return None;
+            return Vec::new();
         }
-        memory.aged = memory.young.replace((now_ms, high));
-        memory.aged.map(|(_, high)| high)
+        memory.aged = memory.young.replace((now_ms, seen.high));
+        let Some((_, old)) = memory.aged else {
+            return Vec::new();
+        };
+        let narrow = |range: &&Range| range.1 <= old && count(&[**range]) <= FILL_WIDTH_MAX;
+        // From behind the last go on, and round.
+        let mut holes: Vec<Range> = seen.holes.iter().filter(narrow).copied().collect();
+        let behind = holes.partition_point(|range| range.0 <= memory.fill_from);
+        holes.rotate_left(behind);
+        let mut ids = 0;
+        let some = holes.iter().take_while(|range| {
+            ids += count(&[**range]);
+            ids <= FILL_AT_ONCE
+        });
+        let some = some.count();
+        holes.truncate(some);
+        memory.fill_from = holes.last().map_or(0, |range| range.0);
+        holes
+    }
+
+    /// Where cleaning a shard begins. Now and then at the first row: a transaction that was open for long may have added one.
+    pub(super) fn clean_from(&self, shard: &ShardId) -> i64 {
+        let mut shards = self.lock();
+        let (from, relied) = &mut shards.entry(shard.clone()).or_default().clean_from;
+        *relied += 1;
+        if *relied > CLEAN_RELIED_MAX {
+            (*from, *relied) = (0, 0);
+        }
+        *from
+    }
+
+    pub(super) fn set_clean_from(&self, shard: &ShardId, from: i64) {
+        self.lock().entry(shard.clone()).or_default().clean_from.0 = from;
+    }
+
+    pub(super) fn fillers_from(&self) -> &AtomicI64 {
+        &self.fillers_from
     }
 }
 
@@ -117,7 +177,8 @@ fn columns(lease: &ShardLease) -> String {
     push_hex(&mut sql, lease.shard.stream.as_bytes());
     let Slots { first, last } = lease.slots;
     sql.push_str(&format!(
-        "' AND o.slot BETWEEN {first} AND {last}) AS mine, o.data_bytes AS bytes FROM semel_outbox o"
+        "' AND o.slot BETWEEN {first} AND {last}) AS mine, o.data_bytes AS bytes FROM semel_outbox o
+         FORCE INDEX (PRIMARY)"
     ));
     sql
 }
@@ -171,7 +232,7 @@ impl Mysql {
             take(&mut look, late);
         }
         look.mine.sort_unstable();
-        self.fill_old_holes(lease, &look.seen).await;
+        self.fill_old_holes(lease, &look.seen);
         Ok(look)
     }
 
@@ -183,17 +244,20 @@ impl Mysql {
                 .to_owned(),
         ];
         add_holes(&mut sql, lease, &before.holes);
-        if before.holes.len() < HOLES_MAX {
+        // Every row of a look may bring a hole, and all of them go into one statement.
+        let fit = self.packet_bytes / HOLE_BYTES;
+        let (holes_max, rows) = (HOLES_MAX.min(fit / 2), LOOK_ROWS.min(fit / 4));
+        if before.holes.len() < holes_max {
             sql.push(format!(
-                "({} WHERE o.id > {} ORDER BY o.id LIMIT {LOOK_ROWS})",
+                "({} WHERE o.id > {} ORDER BY o.id LIMIT {rows})",
                 columns(lease),
                 before.high
             ));
         } else {
             tracing::warn!(
-                shard = %lease.shard, holes = HOLES_MAX,
-                "too many numbers are missing to look any further: transactions that write to the outbox stay open, or \
-                 auto_increment_increment is not 1"
+                shard = %lease.shard, holes = holes_max,
+                "too many numbers are missing to look any further until they are filled: transactions that write to the \
+                 outbox stay open, very many are rolled back, or sessions set auto_increment_increment above 1"
             );
         }
         let mut found = self.visible(sql.join(" UNION ALL ")).await?;
@@ -253,55 +317,56 @@ impl Mysql {
         Ok(all)
     }
 
-    /// Fills what has been missing for long, so that a rollback is not remembered for ever. A failure is of no matter: the
-    /// holes stay in the mark, and are tried again.
-    async fn fill_old_holes(&self, lease: &ShardLease, seen: &Seen) {
-        if seen.holes.is_empty() {
+    /// Fills what has been missing for long, so that a rollback is not remembered for ever; beside the relay, which does not
+    /// wait for it. A failure is of no matter: the holes stay in the mark, and are tried again.
+    fn fill_old_holes(&self, lease: &ShardLease, seen: &Seen) {
+        if seen.holes.is_empty() || self.outbox.filling.swap(true, Ordering::AcqRel) {
             return;
         }
+        let filling = Filling(Arc::clone(&self.outbox));
         let now = u64::try_from(SystemClock.monotonic().as_millis()).unwrap_or(u64::MAX);
-        let Some(old) = self.outbox.old_holes(&lease.shard, seen.high, now) else {
+        let holes = self.outbox.old_holes(&lease.shard, seen, now);
+        if holes.is_empty() {
             return;
-        };
-        let narrow = |range: &&Range| range.1 <= old && count(&[**range]) <= FILL_WIDTH_MAX;
-        let mut ids = 0;
-        let holes: Vec<Range> = (seen.holes.iter().filter(narrow).copied())
-            .take_while(|range| {
-                ids += count(&[*range]);
-                ids <= FILL_AT_ONCE
-            })
-            .collect();
-        match self.fill_holes(&holes).await {
-            Ok(0) => {}
-            Ok(filled) => {
-                tracing::debug!(shard = %lease.shard, filled, "numbers that nobody has were filled")
-            }
-            Err(error) => tracing::debug!(shard = %lease.shard, %error, "missing numbers are filled later"),
         }
+        let (db, shard) = (self.clone(), lease.shard.clone());
+        tokio::spawn(async move {
+            let _filling = filling;
+            match db.fill_holes(&holes).await {
+                Ok(0) => {}
+                Ok(filled) => tracing::debug!(%shard, filled, "numbers that nobody has were filled"),
+                Err(error) => tracing::debug!(%shard, %error, "missing numbers are filled later"),
+            }
+        });
     }
 
     /// Writes a row of nobody's for every number in those of the ranges in which nobody is writing; returns how many. A
     /// relay does this by itself for numbers that were missing for ten seconds, so that a rollback is not remembered for ever.
     ///
-    /// A number that was drawn and whose row is not written yet would then be refused to its writer as a duplicate, never
-    /// lost. It does not come to that: who reserves several numbers writes the first at once, and a range in which there
-    /// is a row, committed or not, is left alone.
+    /// A number that was drawn and whose row is not written yet is then refused to its writer as a duplicate of the key
+    /// `PRIMARY`. That is rare: who reserves several numbers mostly writes the first at once, and a range in which there is a
+    /// row, committed or not, is left alone. A writer must not pass over that error (decision 0050).
     ///
     /// # Errors
-    /// The store's. Some may have been filled.
+    /// The store's. Some may have been filled. What a writer's lock is on is passed by.
     pub async fn fill_holes(&self, ranges: &[Range]) -> Result<u64, StoreError> {
         let mut filled = 0;
+        let failed = |error| classify("fill", error);
+        // Not used again: it waits for locks for less long than others.
+        let mut writer = self.own.acquire().await.map_err(failed)?;
+        writer.close_on_drop();
+        sqlx::raw_sql(AssertSqlSafe(lock_wait(FILL_LOCK_WAIT)))
+            .execute(&mut *writer)
+            .await
+            .map_err(failed)?;
         for ranges in ranges.chunks(RANGES) {
-            // This one look sees rows whose transactions are open. Its connection is not used again: another one's look must
+            // This one look sees rows whose transactions are open, and in the primary key, where they are written first. Its connection is not used again: another one's look must
             // never see them.
-            let mut connection = self
-                .own
-                .acquire()
-                .await
-                .map_err(|error| classify("fill", error))?;
+            let mut connection = self.own.acquire().await.map_err(failed)?;
             connection.close_on_drop();
             let sql = format!(
-                "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED; SELECT id FROM semel_outbox WHERE {}",
+                "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED; \
+                 SELECT id FROM semel_outbox FORCE INDEX (PRIMARY) WHERE {}",
                 condition("id", ranges)
             );
             let rows = sqlx::raw_sql(AssertSqlSafe(sql))
@@ -309,11 +374,8 @@ impl Mysql {
                 .await;
             drop(connection);
             let mut written = Vec::new();
-            for row in rows.map_err(|error| classify("fill", error))? {
-                let id: i64 = row
-                    .try_get_unchecked(0)
-                    .map_err(|error| classify("fill", error))?;
-                written.push(id);
+            for row in rows.map_err(failed)? {
+                written.push(row.try_get_unchecked::<i64, _>(0).map_err(failed)?);
             }
             written.sort_unstable();
             let free = ranges.iter().filter(|range| {
@@ -331,10 +393,11 @@ impl Mysql {
                     ));
                 }
                 sql.push_str(" ON DUPLICATE KEY UPDATE stream = semel_outbox.stream");
-                let done = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.own).await;
-                filled += done
-                    .map_err(|error| autocommit_failed("fill", error))?
-                    .rows_affected();
+                match sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *writer).await {
+                    Ok(done) => filled += done.rows_affected(),
+                    Err(error) if number(&error) == Some(LOCK_WAIT_TIMEOUT) => {}
+                    Err(error) => return Err(autocommit_failed("fill", error)),
+                }
             }
         }
         Ok(filled)
@@ -379,5 +442,39 @@ impl Mysql {
             more: found.len() == LOOK_ROWS,
             rows: found.into(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However many holes there are, and whichever of them cannot be filled: each has its turn.
+    #[test]
+    fn filling_goes_on_where_it_ended() {
+        let memory = OutboxMemory::default();
+        let shard = ShardId {
+            stream: "s".to_owned(),
+            index: 0,
+        };
+        let holes: Vec<Range> = (0..300_i64).map(|n| (n * 2_000 + 1, n * 2_000 + 1_000)).collect();
+        let seen = Seen {
+            high: 1_000_000,
+            holes: holes.clone(),
+        };
+        assert!(memory.old_holes(&shard, &seen, 0).is_empty(), "they are new");
+        assert!(
+            memory.old_holes(&shard, &seen, 5_000).is_empty(),
+            "they are young"
+        );
+        let first = memory.old_holes(&shard, &seen, 10_000);
+        assert_eq!(first, holes[..200]);
+        assert!(
+            memory.old_holes(&shard, &seen, 15_000).is_empty(),
+            "they were tried just now"
+        );
+        let second = memory.old_holes(&shard, &seen, 20_000);
+        assert_eq!(second[..100], holes[200..]);
+        assert_eq!(second[100..], holes[..100]);
     }
 }

@@ -5,11 +5,11 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use semel_core::inbox::headers;
 use semel_core::store::{EVENT_REPEATED, event_repeated};
-use semel_core::{Event, StoreError};
+use semel_core::{ErrorKind, Event, StoreError};
 use sqlx::{AssertSqlSafe, MySql as Driver, Transaction};
 use uuid::Uuid;
 
-use crate::error::{classify, is_repeated_event};
+use crate::error::{classify, is_repeated_event, is_taken_number};
 use crate::store::key_rows::push_hex;
 
 const COLUMNS: &str =
@@ -29,7 +29,8 @@ const BYTES_AT_ONCE: usize = 1 << 20;
 /// # Errors
 /// An event that could never be sent ([`Event::check`]); one whose id was enqueued before and is still kept
 /// ([SEM0250](semel_core::store::EVENT_REPEATED)); or the store's. Nothing is written then. An id that an open
-/// transaction has written is waited for.
+/// transaction has written is waited for. `NotApplied` when a relay has filled the number that this event drew, which
+/// takes a statement that stood still for ten seconds: repeat the transaction, as [`transact`](super::transact) does.
 ///
 /// ```no_run
 /// # async fn f(db: &semel_mysql::Mysql) -> Result<(), Box<dyn std::error::Error>> {
@@ -157,6 +158,11 @@ async fn insert(tx: &mut Transaction<'_, Driver>, events: &[Event]) -> Result<i6
             let id = repeated(tx, events).await?;
             Err(event_repeated(id).with_source(error))
         }
+        Err(error) if is_taken_number(&error) => {
+            let text = "a relay took the number of this event for one that nobody has, because it was missing for long; \
+                        repeat the whole transaction";
+            Err(StoreError::new(ErrorKind::NotApplied, "enqueue", text).with_source(error))
+        }
         Err(error) => Err(classify("enqueue", error)),
     }
 }
@@ -176,16 +182,19 @@ async fn repeated(tx: &mut Transaction<'_, Driver>, events: &[Event]) -> Result<
         push_hex(&mut sql, event.id.as_bytes());
         sql.push('\'');
     }
-    // It sees what a snapshot of the transaction's own would hide.
-    sql.push_str(") LIMIT 1 LOCK IN SHARE MODE");
-    let found: Option<Vec<u8>> = sqlx::query_scalar(AssertSqlSafe(sql))
-        .persistent(false)
-        .fetch_optional(&mut **tx)
-        .await
-        .map_err(|error| classify("enqueue", error))?;
-    Ok(found
-        .and_then(|id| Uuid::from_slice(&id).ok())
-        .unwrap_or(Uuid::nil()))
+    sql.push_str(") LIMIT 1");
+    // The second sees what a snapshot of the transaction's own hides. At REPEATABLE READ it locks gaps, so it comes second.
+    for sql in [sql.clone(), sql + " LOCK IN SHARE MODE"] {
+        let found: Option<Vec<u8>> = sqlx::query_scalar(AssertSqlSafe(sql))
+            .persistent(false)
+            .fetch_optional(&mut **tx)
+            .await
+            .map_err(|error| classify("enqueue", error))?;
+        if let Some(id) = found.and_then(|id| Uuid::from_slice(&id).ok()) {
+            return Ok(id);
+        }
+    }
+    Ok(Uuid::nil())
 }
 
 pub(super) fn encoded_headers(event: &Event) -> Option<String> {

@@ -20,7 +20,7 @@ use futures_util::TryStreamExt as _;
 use semel_core::relay::{Cursor, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Opening, OutboxStore,
-    Page, PageSize, RESHARD_REST_MS, ShardBacklog, StoredException, check_stream,
+    Page, PageSize, RESHARD_REST_MS, ShardBacklog, StoredException, check_stream, exception_repeated,
 };
 use semel_core::{ErrorKind, StoreError, Timestamp};
 use sqlx::sqlite::SqliteRow;
@@ -263,7 +263,7 @@ impl OutboxStore for Sqlite {
         }
         let now = self.now().0;
         for it in &save.exceptions {
-            sqlx::query(
+            let done = sqlx::query(
                 "INSERT INTO semel_outbox_exception (id, shard, kind, attempts, reason, since, stream, slot, event_id,
                    topic, type, source, key, content_type, headers, data, traceparent, created_at)
                  SELECT id, ?2, ?3, ?4, ?5, ?6, stream, slot, event_id, topic, type, source, key, content_type,
@@ -279,6 +279,20 @@ impl OutboxStore for Sqlite {
             .execute(&mut *tx)
             .await
             .map_err(failed)?;
+            if done.rows_affected() == 0 {
+                let other: Option<i64> = sqlx::query_scalar(
+                    "SELECT 1 FROM semel_outbox_exception WHERE id = ?1
+                       AND event_id NOT IN (SELECT event_id FROM semel_outbox WHERE id = ?1)",
+                )
+                .bind(it.row)
+                .fetch_optional(&mut *tx)
+                .await
+                .map_err(failed)?;
+                if other.is_some() {
+                    tx.rollback().await.map_err(failed)?;
+                    return Err(exception_repeated(it));
+                }
+            }
         }
         self.commit(tx).await?;
         Ok(Guarded::Done(next))

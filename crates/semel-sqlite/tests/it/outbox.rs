@@ -190,12 +190,10 @@ async fn a_table_that_was_replaced_stops_the_relay() {
 
     // What the error's page says.
     let mut tx = db.begin().await.unwrap();
-    sqlx::query(
-        "UPDATE semel_outbox_shard SET prev = 0, open = NULL, last_id = 0, batch_no = batch_no + 1, version = version + 1",
-    )
-    .execute(&mut *tx)
-    .await
-    .unwrap();
+    sqlx::raw_sql(semel_sqlite::ADOPT_OUTBOX)
+        .execute(&mut *tx)
+        .await
+        .unwrap();
     db.commit(tx).await.unwrap();
     let reply = world.store.load(reader.lease()).await.unwrap();
     let Guarded::Done(cursor) = reply else {
@@ -203,4 +201,62 @@ async fn a_table_that_was_replaced_stops_the_relay() {
     };
     reader.cursor = cursor;
     assert_eq!(reader.batch().await.len(), 1);
+    // What comes now is above all that was known, for an older event may be parked under its number.
+    assert!(world.write(&[event("k", "4")]).await[0] > last);
+}
+
+/// An event that has the number of an older parked one is refused by name, not passed over.
+#[tokio::test]
+async fn an_event_with_the_number_of_an_old_parked_one_is_not_lost() {
+    let (world, dir) = world().await;
+    let mut reader = world.reader().await;
+    world.write(&[event("k", "1"), event("k", "2")]).await;
+    let rows = reader.batch().await;
+    let parking = |at: usize| {
+        let mut save = reader.saving(rows[at].row, at == 1);
+        save.exceptions.push(Exception {
+            row: rows[at].row,
+            event_id: rows[at].event.id,
+            kind: ExceptionKind::Parked,
+            attempts: 1,
+            reason: "no".to_owned(),
+        });
+        save
+    };
+    let first = parking(0);
+    let Guarded::Done(cursor) = world.store.save_cursor(reader.lease(), &first).await.unwrap() else {
+        panic!("not the owner")
+    };
+    let db = Sqlite::open(semel_sqlite::Config::new(dir.path().join("test.db")))
+        .await
+        .unwrap();
+    let mut tx = db.begin().await.unwrap();
+    sqlx::query("UPDATE semel_outbox_exception SET event_id = randomblob(16), id = id + 1")
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    db.commit(tx).await.unwrap();
+    let second = semel_core::store::CursorSave {
+        from: cursor,
+        ..parking(1)
+    };
+    let error = world
+        .store
+        .save_cursor(reader.lease(), &second)
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::IdentityChanged);
+    assert!(
+        error.to_string().contains(&rows[1].event.id.to_string()),
+        "{error}"
+    );
+    let mut tx = db.begin().await.unwrap();
+    sqlx::query("DELETE FROM semel_outbox_exception")
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    db.commit(tx).await.unwrap();
+    let done = world.store.save_cursor(reader.lease(), &second).await.unwrap();
+    assert!(matches!(done, Guarded::Done(_)));
+    assert_eq!(world.store.exceptions("default", 0, 10).await.unwrap().len(), 1);
 }

@@ -287,6 +287,48 @@ async fn a_counter_that_went_back_stops_the_relay() {
     assert_eq!(texts(&reader.batch().await), ["3"]);
 }
 
+/// Rows of a stream that has no relay, and those that are kept for long, do not stand in the way of what is to be cleaned.
+#[tokio::test]
+async fn what_is_kept_in_front_does_not_stop_cleaning() {
+    let (_lent, db) = lent().await;
+    let world = over(&db);
+    let mut reader = world.reader().await;
+    sqlx::raw_sql(
+        "INSERT INTO semel_outbox (stream, topic, type)
+         SELECT 'nobodys', 't', 'e' FROM semel_outbox_lock CROSS JOIN (SELECT 1 UNION SELECT 2 UNION SELECT 3 UNION SELECT 4
+           UNION SELECT 5) AS five",
+    )
+    .execute(db.pool())
+    .await
+    .unwrap();
+    for _ in 0..2 {
+        idle(&mut reader).await;
+    }
+    let last = world.write(&[event("k", "1")]).await[0];
+    assert_eq!(fill(&db, &[(last + 1, last + 2)]).await, 2);
+    sqlx::query("UPDATE semel_outbox SET created_at = 0 WHERE id > ?")
+        .bind(last)
+        .execute(db.pool())
+        .await
+        .unwrap();
+    let last = world.write(&[event("k", "2")]).await[0];
+    while reader.open().await {
+        reader.rest().await;
+    }
+    reader.save(last, true).await;
+    let mut cleaned = 0;
+    for _ in 0..3 {
+        cleaned += db.clean("default", -1, 1_000).await.unwrap();
+    }
+    assert_eq!(cleaned, 2);
+    let fillers: i64 =
+        sqlx::query_scalar("SELECT COUNT(*) FROM semel_outbox WHERE stream = '' AND created_at = 0")
+            .fetch_one(db.pool())
+            .await
+            .unwrap();
+    assert_eq!(fillers, 0);
+}
+
 async fn fill(db: &Mysql, ranges: &[(i64, i64)]) -> u64 {
     db.fill_holes(ranges).await.unwrap()
 }

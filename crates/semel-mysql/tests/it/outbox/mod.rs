@@ -1,7 +1,10 @@
 //! MariaDB obeys the laws of the outbox.
 
+mod adopted;
 mod holes;
 mod limits;
+mod locks;
+mod taken;
 
 use std::sync::Arc;
 
