@@ -39,7 +39,7 @@ pub(crate) const RABBITMQ: Section = Section {
         field(
             "message_bytes_max",
             "bytes",
-            "900000",
+            "2097152",
             "bytes of a body; an event above is poison. Not above the broker's `max_message_size`",
         ),
         field("connect_timeout_ms", "ms", "5000", "how long connecting may take"),
@@ -106,7 +106,7 @@ pub(super) fn read(table: &Table<'_>) -> Option<RabbitmqConfig> {
         exchange: text("exchange"),
         routing_key: text("routing_key"),
         in_flight_max: size(table, "in_flight_max", IN_FLIGHT, 2_000),
-        message_bytes_max: size(table, "message_bytes_max", 1..=900_000, 900_000),
+        message_bytes_max: size(table, "message_bytes_max", 1..=134_217_728, 2 << 20),
         connect_timeout: Duration::from_millis(
             table.number("connect_timeout_ms", CONNECT_MS).unwrap_or(5_000),
         ),
