@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use futures_util::StreamExt as _;
 use semel_core::crash::{CRASH_POINTS, LAST_WORDS};
+use tokio::sync::Semaphore;
 
 use self::beds::{Arrived, Bed};
 use super::crash::{EVENTS, KEYS, Shop};
@@ -22,6 +23,8 @@ use super::daemon::{Folder, LIMIT, run};
 const PASSES: [u32; 2] = [1, 2];
 /// Deaths at a time: what takes long is waiting for leases.
 const AT_ONCE: usize = 5;
+/// The same over all rows, however many tests run at once: a server has so many connections to give.
+static PLACES: Semaphore = Semaphore::const_new(2 * AT_ONCE);
 
 /// Everything that is wrong with what arrived.
 fn audit(arrived: &[Arrived]) -> Vec<String> {
@@ -58,6 +61,7 @@ fn audit(arrived: &[Arrived]) -> Vec<String> {
 
 /// The daemon dies at this point; the next one goes on.
 async fn dies_at(point: impl Display, bed: &dyn Bed, shop: impl FnOnce(&Folder) -> Shop) {
+    let _place = PLACES.acquire().await.unwrap();
     let point = point.to_string();
     let folder = Folder::new("");
     let shop = shop(&folder);
