@@ -23,7 +23,10 @@ use http::{Request, StatusCode};
 use semel_client::{HttpClient, Limits};
 use semel_core::host::uuid_v7;
 use semel_core::limits::{BATCH_ITEMS_MAX, LimitExceeded};
-use semel_core::store::{OutboxRow, SinkError, SinkFuture, SinkOrder};
+use semel_core::relay::{LogPlace, ShardId};
+use semel_core::store::{
+    LogSink, OutboxRow, SinkError, SinkFuture, SinkOrder, TransactionEnd, TransactionFuture,
+};
 use semel_core::{Event, OutboxStore, Sink, SystemClock};
 use semel_outbox::{Relay, RelayConfig};
 use semel_sqlite::Sqlite;
@@ -108,6 +111,39 @@ impl<S: Sink> Sink for Counted<S> {
 
     async fn probe(&self) -> Result<(), SinkError> {
         self.inner.probe().await
+    }
+
+    fn log(&self) -> Option<&dyn LogSink> {
+        self.inner.log().map(|_| self as &dyn LogSink)
+    }
+}
+
+#[async_trait]
+impl<S: Sink> LogSink for Counted<S> {
+    async fn resume(&self, shard: &ShardId) -> Result<Option<LogPlace>, SinkError> {
+        self.inner.log().unwrap().resume(shard).await
+    }
+
+    fn commit(
+        &self,
+        shard: &ShardId,
+        rows: &[Arc<OutboxRow>],
+        place: LogPlace,
+        deadline: Duration,
+    ) -> TransactionFuture {
+        let sent = self.inner.log().unwrap().commit(shard, rows, place, deadline);
+        let (done, count) = (self.done.clone(), rows.len() as u64);
+        Box::pin(async move {
+            let end = sent.await;
+            if matches!(end, TransactionEnd::Committed) {
+                done.send_modify(|done| *done += count);
+            }
+            end
+        })
+    }
+
+    fn close(&self, shard: &ShardId) {
+        self.inner.log().unwrap().close(shard);
     }
 }
 

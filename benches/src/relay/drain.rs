@@ -11,8 +11,8 @@ use rdkafka::{ClientConfig, Message as _};
 use semel_core::host::uuid_v7;
 use semel_core::limits::BATCH_ITEMS_MAX;
 use semel_core::relay::RelayPolicy;
-use semel_core::{Event, SystemClock};
-use semel_kafka::{KafkaSink, KafkaSinkConfig};
+use semel_core::{Event, Sink, SystemClock};
+use semel_kafka::{KafkaLog, KafkaLogConfig, KafkaSink, KafkaSinkConfig};
 use semel_outbox::{Relay, RelayConfig};
 use semel_postgres::Postgres;
 use semel_testkit::servers::{kafka, postgres};
@@ -112,6 +112,12 @@ async fn drain(plan: Plan, held: bool) {
         .contender("by hand, no gate", || by_hand(rows, held, false))
         .contender("relay", || shards(1))
         .contender("relay, 4 shards", || shards(4))
+        .contender("relay, in transactions of 5,000", || {
+            relay_in_transactions(rows, held, 5_000)
+        })
+        .contender("relay, in transactions of 1,000", || {
+            relay_in_transactions(rows, held, 1_000)
+        })
         .contender("by hand, SKIP LOCKED 1,000", || poller(rows.min(50_000), held))
         .measure(plan.rounds)
         .await;
@@ -141,6 +147,24 @@ async fn relay_sharded(backlog: Backlog, rows: u32, shards: u16) -> Sample {
         ..RelayConfig::default()
     };
     relay(Arc::new(backlog.store.clone()), sink, rows, config).await
+}
+
+fn log(rows_max: usize) -> KafkaLog {
+    let name = kafka().fresh_name("bench");
+    KafkaLog::new(KafkaLogConfig {
+        rows_max,
+        ..KafkaLogConfig::new(kafka().bootstrap(), name)
+    })
+    .unwrap()
+}
+
+async fn relay_in_transactions(rows: u32, held: bool, rows_max: usize) -> Sample {
+    let backlog = Backlog::new(rows, held).await;
+    // As the daemon does it.
+    let mut config = RelayConfig::default();
+    config.policy.window_rows = (rows_max * 4).max(config.policy.window_rows);
+    config.policy.page_rows = 1_000;
+    relay(Arc::new(backlog.store.clone()), log(rows_max), rows, config).await
 }
 
 async fn poller(rows: u32, held: bool) -> Sample {
@@ -211,6 +235,13 @@ async fn latency(plan: Plan) {
             false,
         )
     })
+    .contender("relay, in transactions", || {
+        steady(
+            run,
+            |backlog, stop| running(backlog, log(1_000), RelayPolicy::default(), stop),
+            false,
+        )
+    })
     .measure(plan.rounds)
     .await;
 }
@@ -227,15 +258,15 @@ fn relaying(
     if let Some(linger) = linger {
         sink.linger = linger;
     }
+    running(backlog, KafkaSink::new(sink).unwrap(), policy, stop)
+}
+
+fn running(backlog: &Backlog, sink: impl Sink, policy: RelayPolicy, stop: CancellationToken) -> Running {
     let config = RelayConfig {
         policy,
         ..RelayConfig::default()
     };
-    let relay = Relay::new(
-        Arc::new(backlog.store.clone()),
-        Arc::new(KafkaSink::new(sink).unwrap()),
-        config,
-    );
+    let relay = Relay::new(Arc::new(backlog.store.clone()), Arc::new(sink), config);
     Box::pin(async move { relay.run(stop).await.unwrap() })
 }
 

@@ -28,6 +28,15 @@ pub const CRASH_POINTS: &[&str] = &[
     "relay.before_cursor",
     "relay.cursor_saved",
     "relay.batch_finished",
+    // Where a log holds the cursor: before it is asked, when it has answered, when it has a transaction.
+    "log.before_resume",
+    "log.resumed",
+    "log.answered",
+    // Kafka in transactions: the predecessor is fenced; all records are delivered; before and after the commit.
+    "log.fenced",
+    "log.sent",
+    "log.before_commit",
+    "log.committed",
     "inbox.marked",
     "inbox.before_commit",
     "inbox.committed",

@@ -12,7 +12,11 @@ use crate::error::{ErrorKind, StoreError};
 use crate::event::{self, Event};
 use crate::host::Timestamp;
 use crate::limits::LimitExceeded;
-use crate::store::{OutboxRow, Sink, SinkError, SinkFuture, SinkOrder};
+use crate::relay::{LogPlace, ShardId};
+use crate::store::{
+    LogSink, OutboxRow, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder, TransactionEnd,
+    TransactionFuture,
+};
 
 /// Where the topic goes into a template.
 pub const TOPIC_PLACE: &str = "{topic}";
@@ -179,6 +183,44 @@ impl Sink for MappedSink {
     async fn probe(&self) -> Result<(), SinkError> {
         self.inner.probe().await
     }
+
+    fn log(&self) -> Option<&dyn LogSink> {
+        self.inner.log().map(|_| self as &dyn LogSink)
+    }
+}
+
+#[async_trait]
+impl LogSink for MappedSink {
+    async fn resume(&self, shard: &ShardId) -> Result<Option<LogPlace>, SinkError> {
+        match self.inner.log() {
+            Some(log) => log.resume(shard).await,
+            None => Err(no_log()),
+        }
+    }
+
+    fn commit(
+        &self,
+        shard: &ShardId,
+        rows: &[Arc<OutboxRow>],
+        place: LogPlace,
+        deadline: Duration,
+    ) -> TransactionFuture {
+        let rows: Vec<_> = rows.iter().map(|row| Arc::new(self.mapping.apply(row))).collect();
+        match self.inner.log() {
+            Some(log) => log.commit(shard, &rows, place, deadline),
+            None => Box::pin(std::future::ready(TransactionEnd::Unknown(no_log()))),
+        }
+    }
+
+    fn close(&self, shard: &ShardId) {
+        if let Some(log) = self.inner.log() {
+            log.close(shard);
+        }
+    }
+}
+
+fn no_log() -> SinkError {
+    SinkError::new(SinkErrorClass::Destination, "the sink is no log")
 }
 
 #[cfg(test)]

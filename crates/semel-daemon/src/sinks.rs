@@ -45,6 +45,10 @@ fn build(config: &SinkConfig, destinations: &Destinations) -> Result<Arc<dyn Sin
             Ok(Arc::new(sink))
         }
         #[cfg(feature = "kafka")]
+        SinkConfig::Kafka(kafka) if let Some(transactional) = &kafka.transactional => {
+            Ok(Arc::new(log(kafka, transactional)?))
+        }
+        #[cfg(feature = "kafka")]
         SinkConfig::Kafka(kafka) => {
             let sink = semel_kafka::KafkaSink::new(semel_kafka::KafkaSinkConfig {
                 linger: kafka.linger,
@@ -138,4 +142,24 @@ fn missing(name: &str, feature: &str) -> StoreError {
         "this build of semel has no {name}; build it with: cargo build --release --features {feature}"
     );
     StoreError::new(ErrorKind::Invalid, "sink", text)
+}
+
+#[cfg(feature = "kafka")]
+fn log(
+    kafka: &crate::config::sink::KafkaConfig,
+    transactional: &crate::config::sink::TransactionalConfig,
+) -> Result<semel_kafka::KafkaLog, StoreError> {
+    let defaults = semel_kafka::KafkaLogConfig::new(kafka.brokers.join(","), &transactional.name);
+    semel_kafka::KafkaLog::new(semel_kafka::KafkaLogConfig {
+        cursor_topic: transactional.cursor_topic.clone(),
+        cursor_replication: transactional
+            .cursor_replication
+            .unwrap_or(defaults.cursor_replication),
+        rows_max: transactional.rows_max,
+        transaction_timeout: transactional.timeout,
+        linger: kafka.linger,
+        in_flight_bytes_max: kafka.in_flight_bytes_max / 2,
+        properties: kafka.properties.clone(),
+        ..defaults
+    })
 }

@@ -13,7 +13,8 @@
 //! - A stop lets what is on its way finish, saves the cursor, and gives the shards back.
 //!
 //! # Not guaranteed
-//! - That a receiver sees an event once: it drops ids it has seen (see `semel-inbox`).
+//! - That a receiver sees an event once: it drops ids it has seen (see `semel-inbox`). A sink that is a log
+//!   ([`LogSink`](semel_core::store::LogSink)) holds the cursor in its own transactions and has each event once.
 //! - Balance: a relay keeps what it has got until it stops or dies.
 //! - One read of the table for all shards: each shard reads for itself, so keep shards few. Not yet: a reader per
 //!   process that fans out.

@@ -219,7 +219,7 @@ impl Relay {
                 self.shell.status.totals(|totals| totals.lost += 1);
                 Ok(())
             }
-            Ok(End::Stopped) => {
+            Ok(End::Stopped | End::Refused(_)) => {
                 self.give_back(&lease).await;
                 Ok(())
             }

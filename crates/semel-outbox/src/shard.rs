@@ -9,8 +9,11 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use semel_core::error::chain;
 use semel_core::host::dice;
-use semel_core::relay::{Command, End, Input, Machine, OwnedShard, StoreCall};
-use semel_core::store::{CursorSave, Guarded, Opening, OutboxRow, Page, SinkError, SinkErrorClass};
+use semel_core::relay::{Command, Discord, End, Input, LogPlace, Machine, OwnedShard, ShardId, StoreCall};
+use semel_core::store::{
+    CursorSave, Guarded, Opening, OutboxRow, Page, SinkError, SinkErrorClass, SinkOrder, TransactionEnd,
+    TransactionFuture,
+};
 use semel_core::{ErrorKind, OutboxStore, Retry, Sink, StoreError, crash_point};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -48,7 +51,13 @@ impl Shell {
             Held::Lost => return Ok(End::Lost),
         };
         let policy = self.config.policy.clone();
-        let mut machine = Machine::new(owned, self.sink.order(), policy, self.clock.now_ms(), until);
+        let order = self.sink.order();
+        if matches!(order, SinkOrder::Transactional { .. }) && self.sink.log().is_none() {
+            let text = format!("{} calls itself transactional and has no log", self.sink.name());
+            return Err(StoreError::new(ErrorKind::Invalid, "relay", text));
+        }
+        let _open = OpenLog(&*self.sink, &owned.lease.shard);
+        let mut machine = Machine::new(owned, order, policy, self.clock.now_ms(), until);
         let mut answers = Answers::new();
         let mut stopping = false;
         let mut input = Input::Tick;
@@ -56,6 +65,7 @@ impl Shell {
             let now = self.clock.now_ms();
             for command in machine.step(now, input, dice()) {
                 match command {
+                    Command::End(End::Refused(discord)) => return Err(refused(owned, discord)),
                     Command::End(end) => return Ok(end),
                     command => answers.push(self.carry_out(owned, command)),
                 }
@@ -115,11 +125,77 @@ impl Shell {
                 rows,
                 deadline_ms,
             } => Box::pin(publish(sink, call, rows, Duration::from_millis(deadline_ms))),
+            Command::Resume => {
+                Box::pin(async move { Ok(Input::Resumed(resume(&*sink, &lease.shard).await)) })
+            }
+            Command::Commit {
+                call,
+                rows,
+                place,
+                deadline_ms,
+            } => {
+                // Handed over now: transactions go in the order in which the machine asks for them.
+                let deadline = Duration::from_millis(deadline_ms);
+                let sent = sink
+                    .log()
+                    .map(|log| log.commit(&lease.shard, &rows, place, deadline));
+                Box::pin(async move {
+                    let end = committed(sent, deadline).await;
+                    if matches!(end, TransactionEnd::Committed) {
+                        crash_point("log.answered");
+                    }
+                    Ok(Input::Committed { call, end })
+                })
+            }
             Command::Probe => Box::pin(async move { Ok(Input::Probed(sink.probe().await)) }),
             // Handled by the caller; an End has nothing to carry out.
             Command::End(_) => Box::pin(async { Ok(Input::Tick) }),
         }
     }
+}
+
+/// Whatever happens to the task, the sink hears that the shard is not ours any more.
+struct OpenLog<'a>(&'a dyn Sink, &'a ShardId);
+
+impl Drop for OpenLog<'_> {
+    fn drop(&mut self) {
+        if let Some(log) = self.0.log() {
+            log.close(self.1);
+        }
+    }
+}
+
+async fn resume(sink: &dyn Sink, shard: &ShardId) -> Result<Option<LogPlace>, SinkError> {
+    let Some(log) = sink.log() else {
+        return Err(SinkError::new(SinkErrorClass::Destination, "this sink is no log"));
+    };
+    crash_point("log.before_resume");
+    let place = log.resume(shard).await;
+    match &place {
+        Ok(_) => crash_point("log.resumed"),
+        Err(error) => tracing::warn!(%shard, %error, "the log does not say how far it has got"),
+    }
+    place
+}
+
+async fn committed(sent: Option<TransactionFuture>, deadline: Duration) -> TransactionEnd {
+    let unknown = |text: String| TransactionEnd::Unknown(SinkError::new(SinkErrorClass::Away, text));
+    let Some(sent) = sent else {
+        return unknown("this sink is no log".to_owned());
+    };
+    let end = tokio::time::timeout(deadline + SINK_GRACE, sent).await;
+    end.unwrap_or_else(|_| {
+        unknown(format!(
+            "the log gave no answer within {} ms",
+            deadline.as_millis()
+        ))
+    })
+}
+
+/// Log and outbox do not belong together: a person must say which one is right.
+fn refused(owned: &OwnedShard, discord: Discord) -> StoreError {
+    let text = format!("{}: {}", owned.lease.shard, discord.explain());
+    StoreError::new(ErrorKind::IdentityChanged, "resume", text).with_code("SEM0204")
 }
 
 async fn save_cursor(

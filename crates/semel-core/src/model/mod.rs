@@ -2,10 +2,12 @@
 
 mod inbox;
 mod keys;
+mod log;
 mod outbox;
 mod saga;
 
 pub use inbox::{MemoryInbox, MemoryTx};
 pub use keys::MemoryKeys;
+pub use log::{MemoryLog, MemoryLogSink};
 pub use outbox::{MemoryOutbox, MemoryTransaction};
 pub use saga::MemorySagas;

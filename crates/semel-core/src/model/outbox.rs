@@ -11,7 +11,7 @@ use crate::claim::Nonce;
 use crate::error::StoreError;
 use crate::event::Event;
 use crate::host::{Clock, SystemClock, Timestamp};
-use crate::relay::{Cursor, Epoch, Mark, OwnedShard, ShardId, ShardLease, Slots, Takeovers};
+use crate::relay::{Cursor, Epoch, LogCopy, Mark, OwnedShard, ShardId, ShardLease, Slots, Takeovers};
 use crate::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Exception, ExceptionKind,
     Guarded, Opening, OutboxRow, OutboxStore, Page, PageRow, PageSize, RESHARD_HOLD_MS, RESHARD_REST_MS,
@@ -60,7 +60,7 @@ struct Shard {
 }
 
 impl Shard {
-    fn new(prev: Mark, epoch: i64, batch_no: i64, version: i64) -> Self {
+    fn new(prev: Mark, epoch: i64, batch_no: i64, version: i64, log: Option<LogCopy>) -> Self {
         Self {
             slots: Slots::of_shard(0, 1),
             epoch,
@@ -73,8 +73,10 @@ impl Shard {
                 open: None,
                 last_id: 0,
                 batch_no,
+                batch: Nonce([0; 16]),
                 version,
                 suspect: None,
+                log,
             },
         }
     }
@@ -136,9 +138,13 @@ impl Inner {
         let last = |of: fn(&Shard) -> i64| of_stream().map(|(_, shard)| of(shard)).max().unwrap_or(0);
         let (epoch, batch_no) = (last(|shard| shard.epoch), last(|shard| shard.cursor.batch_no));
         let version = last(|shard| shard.cursor.version) + 1;
+        // All up to the mark is in the log, and the places in it are those of other shards.
+        let log = of_stream()
+            .any(|(_, shard)| shard.cursor.log.is_some())
+            .then_some(LogCopy::Rebind);
         self.changes.remove(stream);
         self.shards.retain(|id, _| id.stream != stream);
-        self.add_shards(stream, shards, &Shard::new(mark, epoch, batch_no, version));
+        self.add_shards(stream, shards, &Shard::new(mark, epoch, batch_no, version, log));
         true
     }
 
@@ -283,7 +289,7 @@ impl OutboxStore for MemoryOutbox {
         let mut inner = self.lock();
         let found = inner.shards.keys().filter(|id| id.stream == stream).count();
         if found == 0 {
-            inner.add_shards(stream, shards, &Shard::new(Mark::new("0"), 0, 0, 0));
+            inner.add_shards(stream, shards, &Shard::new(Mark::new("0"), 0, 0, 0, None));
         } else if found == usize::from(shards) {
             inner.changes.remove(stream);
         } else if inner.changes.get(stream).is_none_or(|it| it.shards != shards) {
@@ -305,6 +311,11 @@ impl OutboxStore for MemoryOutbox {
             .values()
             .filter(|it| it.exception.kind == ExceptionKind::Parked)
             .filter_map(|it| Some((it.shard.clone(), it.row.row.event.key.clone()?)))
+            .collect();
+        let excepted: Vec<(ShardId, i64)> = inner
+            .exceptions
+            .iter()
+            .map(|(row, it)| (it.shard.clone(), *row))
             .collect();
         let free = inner.shards.iter_mut().filter(|(id, shard)| {
             id.stream == wish.stream && (shard.until <= now || shard.nonce == Some(wish.nonce))
@@ -330,6 +341,13 @@ impl OutboxStore for MemoryOutbox {
                         .iter()
                         .filter(|(of, _)| of == id)
                         .map(|(_, key)| key.clone())
+                        .collect(),
+                    excepted: excepted
+                        .iter()
+                        .filter(|(of, row)| {
+                            of == id && shard.cursor.open.is_some() && *row > shard.cursor.last_id
+                        })
+                        .map(|(_, row)| *row)
                         .collect(),
                 }
             })
@@ -411,8 +429,10 @@ impl OutboxStore for MemoryOutbox {
                     open: Some(cur),
                     last_id: first - 1,
                     batch_no: from.batch_no + 1,
+                    batch: Nonce::random(),
                     version: from.version + 1,
                     suspect: None,
+                    log: shard.cursor.log,
                 };
                 Opening::Opened(shard.cursor.clone())
             }

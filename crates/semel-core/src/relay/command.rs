@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::cursor::Cursor;
-use crate::store::{CursorSave, Guarded, Opening, OutboxRow, Page, PageSize, SinkError};
+use super::log::{Discord, LogPlace};
+use crate::store::{CursorSave, Guarded, Opening, OutboxRow, Page, PageSize, SinkError, TransactionEnd};
 
 /// Which call on the store failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -45,6 +46,15 @@ pub enum Input {
         /// The results, in the order of its rows.
         results: Vec<Result<(), SinkError>>,
     },
+    /// The answer to [`Command::Resume`].
+    Resumed(Result<Option<LogPlace>, SinkError>),
+    /// The answer to [`Command::Commit`].
+    Committed {
+        /// Which call.
+        call: u64,
+        /// How it ended.
+        end: TransactionEnd,
+    },
     /// The answer to [`Command::Probe`].
     Probed(Result<(), SinkError>),
 }
@@ -81,6 +91,19 @@ pub enum Command {
         /// How long it may last, in milliseconds.
         deadline_ms: u64,
     },
+    /// Call [`LogSink::resume`](crate::store::LogSink::resume).
+    Resume,
+    /// Call [`LogSink::commit`](crate::store::LogSink::commit). No answer in time is [`TransactionEnd::Unknown`].
+    Commit {
+        /// The number of this call.
+        call: u64,
+        /// The rows, in order; there may be none.
+        rows: Vec<Arc<OutboxRow>>,
+        /// The place behind them.
+        place: LogPlace,
+        /// How long it may last, in milliseconds.
+        deadline_ms: u64,
+    },
     /// Ask the sink whether its receiver can be reached.
     Probe,
     /// Nothing will follow.
@@ -94,6 +117,8 @@ pub enum End {
     Stopped,
     /// Somebody else owns the shard.
     Lost,
+    /// Log and outbox do not belong together: a person must decide. Release the lease.
+    Refused(Discord),
 }
 
 /// Why nothing is being sent.

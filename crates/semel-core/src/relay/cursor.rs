@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 
 use bytes::Bytes;
 
+use super::log::LogCopy;
 use crate::claim::Nonce;
 use crate::event::SLOTS;
 
@@ -50,10 +51,16 @@ pub struct Cursor {
     pub last_id: i64,
     /// Grows with every batch opened, and never goes back.
     pub batch_no: i64,
+    /// 128 random bits of that batch, drawn when it was opened: where the outbox was restored to an earlier time, the same
+    /// number comes back, and they do not (rule O3). Zero before the first.
+    pub batch: Nonce,
     /// Grows with every write of this cursor: what a write was decided on must still be so when it arrives (rule S3).
     pub version: i64,
     /// The row that was about to be sent by a relay that took care because its forerunners died (rule O22).
     pub suspect: Option<i64>,
+    /// What is known here of the log that holds the cursor itself, where events are published in its transactions (rule
+    /// O20).
+    pub log: Option<LogCopy>,
 }
 
 /// One shard of a stream.
@@ -127,6 +134,9 @@ pub struct OwnedShard {
     pub takeovers: u32,
     /// Keys whose rows go to the exceptions instead of the sink.
     pub parked: Vec<Bytes>,
+    /// Rows of the open batch that are in the exceptions though the cursor has not passed them: where a log holds the
+    /// cursor, the exception is written first (rule O7). Others may be among them.
+    pub excepted: Vec<i64>,
 }
 
 /// Where the last take-over found the cursor, and how many in a row found it there.
@@ -184,8 +194,10 @@ mod tests {
             open: Some(Mark::new("9")),
             last_id: 4,
             batch_no: 2,
+            batch: Nonce([3; 16]),
             version: 7,
             suspect: None,
+            log: None,
         };
         let first = Takeovers::default().next(&cursor, false);
         assert_eq!(first.count, 1);

@@ -14,14 +14,14 @@
 //!   many that the row itself is accused; before it is called poison, the receiver is probed.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::command::{Command, End, Input, Pause, PauseKind, StoreCall};
 use super::cursor::{Cursor, OwnedShard};
 use super::policy::{Poison, RelayPolicy};
-use super::window::{Window, behind};
+use super::transaction::Log;
+use super::window::{State, Window, behind};
 use crate::host::Timestamp;
 use crate::store::{CursorSave, Exception, ExceptionKind, Guarded, Opening, Page, PageSize, SinkOrder};
 
@@ -73,10 +73,10 @@ struct Saving {
 #[derive(Debug)]
 pub(super) struct Careful {
     /// Rows still to be sent one by one, each marked first.
-    rows: usize,
+    pub(super) rows: usize,
     /// The marked row on which the last owner died; not sent again before it is known that the receiver is there.
     pub(super) inherited: Option<i64>,
-    probing: bool,
+    pub(super) probing: bool,
 }
 
 /// One shard's relay, for one term of ownership. See the [module](super).
@@ -93,18 +93,20 @@ pub struct Machine {
     pub(super) streak: u32,
     pub(super) careful: Careful,
     pub(super) counters: Counters,
-    lease_until: u64,
-    next_call: u64,
-    last_tried: i64,
+    /// Where a log holds the cursor.
+    pub(super) log: Option<Log>,
+    pub(super) lease_until: u64,
+    pub(super) next_call: u64,
+    pub(super) last_tried: i64,
     reading: Reading,
     saving: Saving,
     /// When to read the cursor back, after trouble with the store.
-    load_at: Option<u64>,
+    pub(super) load_at: Option<u64>,
     store_streak: u32,
     /// A cursor that is not the one in memory: taken over when nothing of the old batch is on its way.
-    replace: Option<Cursor>,
-    stopping: bool,
-    ended: Option<End>,
+    pub(super) replace: Option<Cursor>,
+    pub(super) stopping: bool,
+    pub(super) ended: Option<End>,
     wake: Option<u64>,
 }
 
@@ -142,6 +144,7 @@ impl Machine {
                 probing: false,
             },
             counters: Counters::default(),
+            log: Log::of(order, owned),
             lease_until,
             next_call: 0,
             last_tried: 0,
@@ -245,6 +248,8 @@ impl Machine {
             Input::LeaseLost => self.ended = Some(End::Lost),
             Input::Stop => self.stopping = true,
             Input::Published { call, results } => self.published(now, call, results, dice),
+            Input::Resumed(answer) => self.resumed(now, answer, dice),
+            Input::Committed { call, end } => self.committed(now, call, end, dice),
             Input::Probed(result) => self.probed(now, result, dice),
             Input::StoreFailed(call) => {
                 match call {
@@ -285,6 +290,7 @@ impl Machine {
                     self.saving.finish = false;
                     self.saving.at = now;
                     self.cursor = cursor;
+                    self.saved_with_log();
                 }
             }
             Input::Loaded(reply) => {
@@ -345,6 +351,9 @@ impl Machine {
         let same = self.cursor.batch_no == cursor.batch_no
             && self.cursor.open == cursor.open
             && self.cursor.prev == cursor.prev;
+        if self.loaded_with_log(now, &cursor, same) {
+            return;
+        }
         if same {
             self.saving.exceptions.retain(|it| it.row > cursor.last_id);
             self.window.unhold_all(&self.saving.exceptions);
@@ -357,7 +366,10 @@ impl Machine {
     }
 
     /// Begins with this cursor: its open batch, if there is one.
-    fn take_over(&mut self, cursor: Cursor, now: u64) {
+    pub(super) fn take_over(&mut self, cursor: Cursor, now: u64) {
+        if let Some(log) = &mut self.log {
+            log.begin_at(cursor.last_id, cursor.open.is_none());
+        }
         self.window.clear();
         self.saving.exceptions.clear();
         self.saving.settled_to = cursor.last_id;
@@ -378,7 +390,20 @@ impl Machine {
             let barred = page_row.barred.clone();
             self.reading.to = row;
             self.window.admit(page_row);
-            if key.is_some_and(|key| self.parked.contains(&key)) {
+            let tried = self.log.as_mut().and_then(|log| log.tried.remove(&row));
+            let excepted = tried
+                .as_ref()
+                .is_some_and(|it| matches!(it.state, State::Excepted(_)));
+            if let Some(tried) = tried {
+                self.window.recall(tried);
+            }
+            if self.log.as_ref().is_some_and(|log| log.is_aside(row)) {
+                if let Some(entry) = self.window.get_mut(row) {
+                    entry.state = State::Aside;
+                }
+            } else if excepted {
+                // Decided before the log was asked again, and not written yet.
+            } else if key.is_some_and(|key| self.parked.contains(&key)) {
                 self.window.except(row, ExceptionKind::Behind, &behind(0));
                 self.counters.excepted += 1;
             } else if let Some(why) = barred {
@@ -389,6 +414,9 @@ impl Machine {
     }
 
     pub(super) fn advance_prefix(&mut self) {
+        if self.log.is_some() {
+            return;
+        }
         let before = self.window.len();
         if let Some(row) = self.window.pop_settled(&mut self.saving.exceptions) {
             self.saving.settled_to = row;
@@ -405,7 +433,11 @@ impl Machine {
         if self.calls.is_empty()
             && let Some(cursor) = self.replace.take()
         {
-            self.take_over(cursor, now);
+            if self.log.is_some() {
+                self.replace_with_log(now, cursor);
+            } else {
+                self.take_over(cursor, now);
+            }
         }
         if let Some(end) = self.ended {
             commands.push(Command::End(end));
@@ -415,8 +447,13 @@ impl Machine {
             self.decide_load(now, commands);
             return;
         }
-        let marked = self.decide_sends(now, commands);
-        self.decide_store(now, marked, commands);
+        if self.log.is_none() {
+            let marked = self.decide_sends(now, commands);
+            self.decide_store(now, marked, commands);
+        } else if self.decide_log(now, commands) {
+            let marked = self.decide_transactions(now, commands);
+            self.decide_store(now, marked, commands);
+        }
         if self.stopping && self.at_rest() {
             self.ended = Some(End::Stopped);
             commands.push(Command::End(End::Stopped));
@@ -424,7 +461,39 @@ impl Machine {
     }
 
     fn at_rest(&self) -> bool {
-        self.calls.is_empty() && !self.reading.out && !self.careful.probing && self.saving.out.is_none()
+        let asking = self.log.as_ref().is_some_and(Log::asking);
+        self.calls.is_empty() && !self.store_is_busy() && !self.careful.probing && !asking
+    }
+
+    pub(super) const fn store_is_busy(&self) -> bool {
+        self.reading.out || self.saving.out.is_some()
+    }
+
+    pub(super) const fn save_began(&mut self, exceptions: usize) {
+        self.saving.out = Some(exceptions);
+    }
+
+    pub(super) const fn reading_all(&self) -> bool {
+        self.reading.all
+    }
+
+    pub(super) const fn settled_to(&self) -> i64 {
+        self.saving.settled_to
+    }
+
+    pub(super) fn settle_to(&mut self, row: i64) {
+        self.saving.settled_to = self.saving.settled_to.max(row);
+    }
+
+    /// The batch goes on behind this row; with `all` nothing of it is left.
+    pub(super) const fn stands_at(&mut self, row: i64, all: bool) {
+        self.saving.settled_to = row;
+        self.reading.to = row;
+        self.reading.all = self.reading.all || all;
+    }
+
+    pub(super) fn unsaved_prefix(&self) -> Vec<Exception> {
+        self.saving.exceptions.clone()
     }
 
     /// After trouble with the store nothing new is sent until the cursor was read back.
@@ -444,113 +513,28 @@ impl Machine {
         }
     }
 
-    fn wake_by(&mut self, at: u64) {
+    pub(super) fn wake_by(&mut self, at: u64) {
         self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
     }
 
-    /// Hands rows to the sink; returns the row that must be marked in the store before it is sent.
-    fn decide_sends(&mut self, now: u64, commands: &mut Vec<Command>) -> Option<i64> {
-        if self.stopping || self.careful.probing || self.window.is_empty() {
-            return None;
-        }
-        if let Some(pause) = &self.pause
-            && now < pause.until
-        {
-            self.wake_by(pause.until);
-            return None;
-        }
-        // A shorter time than this is not worth beginning; the next renewal brings more (rule O17).
-        let left = self.lease_until.saturating_sub(now);
-        if left < (self.policy.send_timeout_ms / 4).max(1) {
-            return None;
-        }
-        let one_by_one = self.in_half_open() || self.careful.rows > 0;
-        let (one_per_key, most) = match self.order {
-            SinkOrder::OnePerKey { in_flight_max } => (true, in_flight_max),
-            SinkOrder::Pipelined { in_flight_max } => {
-                (false, if self.calls.is_empty() { in_flight_max } else { 0 })
-            }
-        };
-        // The other half of the window is read while this one is sent.
-        let most = most.min((self.policy.window_rows / 2).max(1));
-        let room = if one_by_one {
-            1
-        } else {
-            most.max(usize::from(self.calls.is_empty()))
-        };
-        let room = room.saturating_sub(if one_per_key || one_by_one {
-            self.in_flight()
-        } else {
-            0
-        });
-        if room == 0 {
-            return None;
-        }
-        let rotate = one_per_key && self.in_half_open() && self.careful.rows == 0;
-        let mut picked = self
-            .window
-            .pick(now, if rotate { usize::MAX } else { room }, one_per_key);
-        if let Some(at) = picked.wake {
-            self.wake_by(at);
-        }
-        if rotate {
-            // Another row each time: one that never goes through must not keep the others from trying.
-            let next = picked.rows.iter().copied().find(|row| *row > self.last_tried);
-            let next = next.or_else(|| picked.rows.first().copied());
-            picked.rows = next.into_iter().collect();
-        }
-        let first = *picked.rows.first()?;
-        self.last_tried = first;
-        if self.careful.rows > 0 {
-            if self.careful.inherited == Some(first) {
-                self.careful.probing = true;
-                commands.push(Command::Probe);
-                return None;
-            }
-            if self.cursor.suspect != Some(first) {
-                return Some(first);
-            }
-        }
-        let deadline_ms = self.policy.send_timeout_ms.min(left);
-        if one_per_key {
-            for row in picked.rows {
-                self.publish(&[row], deadline_ms, commands);
-            }
-        } else {
-            self.publish(&picked.rows, deadline_ms, commands);
-        }
-        None
-    }
-
-    fn publish(&mut self, rows: &[i64], deadline_ms: u64, commands: &mut Vec<Command>) {
-        let mut handed = Vec::with_capacity(rows.len());
-        for row in rows {
-            if let Some(entry) = self.window.get_mut(*row) {
-                entry.state = super::window::State::InFlight;
-                handed.push(Arc::clone(&entry.row));
-            }
-        }
-        self.next_call += 1;
-        self.calls.insert(self.next_call, rows.to_vec());
-        commands.push(Command::Publish {
-            call: self.next_call,
-            rows: handed,
-            deadline_ms,
-        });
-    }
-
     fn decide_store(&mut self, now: u64, marked: Option<i64>, commands: &mut Vec<Command>) {
-        let complete = self.reading.all && self.window.is_empty() && self.calls.is_empty();
+        let complete = self.reading.all
+            && self.window.is_empty()
+            && self.calls.is_empty()
+            && self.log.as_ref().is_none_or(|log| log.has_all(&self.cursor));
+        let unsaved = match &self.log {
+            None => !self.saving.exceptions.is_empty(),
+            Some(_) => self.counters.excepted > 0 && self.window.has_unsaved(),
+        };
         let progress = self.cursor.open.is_some() && self.saving.settled_to > self.cursor.last_id;
         if self.saving.out.is_none() && self.cursor.open.is_some() {
-            let finished =
-                complete && (self.saving.finish || !self.saving.exceptions.is_empty() || self.stopping);
+            let finished = complete && (self.saving.finish || unsaved || self.stopping);
             let save_at = self.saving.at.saturating_add(self.policy.save_every_ms);
             let stopped = self.stopping && self.calls.is_empty();
             let due = progress && (save_at <= now || stopped);
             let mark = marked.is_some() && marked != self.cursor.suspect;
             // A batch that is complete ends with the opening of the next one, in one write.
-            if finished || !self.saving.exceptions.is_empty() || mark || (due && (!complete || stopped)) {
+            if finished || unsaved || mark || (due && (!complete || stopped)) {
                 if !(finished && self.reading.out) {
                     self.save(finished, marked, commands);
                 }
@@ -595,13 +579,15 @@ impl Machine {
         } else {
             None
         };
-        self.saving.out = Some(self.saving.exceptions.len());
+        let exceptions = self.exceptions_to_save();
+        self.saving.out = Some(exceptions.len());
         commands.push(Command::Save(CursorSave {
             from: self.cursor.clone(),
             last_id: self.saving.settled_to,
             finished,
             suspect,
-            exceptions: self.saving.exceptions.clone(),
+            exceptions,
+            log: self.log.as_ref().and_then(Log::copy),
         }));
     }
 

@@ -24,6 +24,9 @@
 //!   many more on one row it is poison.
 //! - Memory is bounded by [`RelayPolicy::window_rows`] and [`RelayPolicy::window_bytes`], whatever the backlog.
 //!
+//! - Where a log holds the cursor itself ([`Transactional`](crate::store::SinkOrder::Transactional)), each event is there
+//!   exactly once: rows go out as a prefix of the batch, in transactions that hold the place behind them (rules O3, O7, O20).
+//!
 //! # Not guaranteed
 //! - That an owner whose lease ended has nothing on its way to the receiver. Duplicates carry the same id; order holds
 //!   after dropping them.
@@ -34,9 +37,12 @@
 
 mod command;
 mod cursor;
+mod log;
 mod machine;
 mod policy;
+mod send;
 mod settle;
+mod transaction;
 mod waves;
 mod window;
 
@@ -47,6 +53,7 @@ mod tests;
 
 pub use command::{Command, End, Input, Pause, PauseKind, StoreCall};
 pub use cursor::{Cursor, Epoch, Mark, OwnedShard, ShardId, ShardLease, Slots, Takeovers};
+pub use log::{Discord, LogCopy, LogPlace};
 pub use machine::{Counters, Machine};
 pub use policy::{Poison, RelayPolicy};
 pub use waves::Waves;

@@ -71,7 +71,7 @@ impl Machine {
         }
     }
 
-    fn requeue(&mut self, row: i64) {
+    pub(super) fn requeue(&mut self, row: i64) {
         if let Some(entry) = self.window.get_mut(row) {
             entry.state = State::Queued;
         }
@@ -91,7 +91,7 @@ impl Machine {
     }
 
     /// An attempt is spent.
-    fn refused(&mut self, now: u64, row: i64, error: &SinkError, dice: f64) -> Option<String> {
+    pub(super) fn refused(&mut self, now: u64, row: i64, error: &SinkError, dice: f64) -> Option<String> {
         let retry = self.policy.retry;
         let asked = self.asked_ms(error);
         let entry = self.window.get_mut(row)?;
@@ -112,7 +112,7 @@ impl Machine {
     }
 
     /// Something arrived at the receiver. What was sent before a pause began says nothing about the pause.
-    fn reached(&mut self, now: u64) {
+    pub(super) fn reached(&mut self, now: u64) {
         if self.pause.as_ref().is_none_or(|pause| pause.until <= now) {
             self.pause = None;
             self.streak = 0;

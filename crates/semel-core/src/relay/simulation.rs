@@ -1,7 +1,8 @@
 //! The machine against the in-memory outbox, with a shell that crashes, stalls, loses replies and wakes up late.
 //!
 //! Whatever happens, at the end: no committed event is lost, no rolled-back event was sent, each key's events arrive
-//! in order once ids already seen are dropped.
+//! in order once ids already seen are dropped; in a log that holds the cursor itself each event is there exactly once, in
+//! order, without any dropping.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
@@ -18,8 +19,8 @@ use super::{Command, Input, Machine, Poison, RelayPolicy, ShardLease};
 use crate::claim::Nonce;
 use crate::event::Event;
 use crate::host::{Clock, Timestamp};
-use crate::model::{MemoryOutbox, MemoryTransaction};
-use crate::store::{Acquire, OutboxRow, OutboxStore, SinkError, SinkErrorClass, SinkOrder};
+use crate::model::{MemoryLog, MemoryOutbox, MemoryTransaction};
+use crate::store::{Acquire, OutboxRow, OutboxStore, SinkError, SinkErrorClass, SinkOrder, TransactionEnd};
 
 const LEASE_MS: i64 = 10_000;
 const KEYS: usize = 3;
@@ -64,6 +65,8 @@ enum Op {
     },
     /// The process dies; what it had handed over may still arrive.
     Crash(usize),
+    /// What an owner left open in the log arrives there after all.
+    Late,
     /// Somebody acquires the shard, once the lease has ended.
     TakeOver,
     Renew(usize),
@@ -81,6 +84,7 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(relay, command, fate)| Op::Step { relay, command, fate }),
         1 => (0..3_usize).prop_map(Op::Crash),
         2 => Just(Op::TakeOver),
+        1 => Just(Op::Late),
         3 => (0..3_usize).prop_map(Op::Renew),
         1 => (0..3_usize).prop_map(Op::Stop),
         3 => prop_oneof![1..50_i64, 50..2_000_i64, Just(LEASE_MS + 1)].prop_map(Op::Wait),
@@ -91,6 +95,8 @@ struct Relay {
     machine: Machine,
     lease: ShardLease,
     todo: Vec<Command>,
+    /// Its session in the log, while that is of use.
+    session: Option<u64>,
 }
 
 struct World {
@@ -104,6 +110,7 @@ struct World {
     poison: BTreeSet<Uuid>,
     relays: Vec<Relay>,
     arrived: Vec<Arc<OutboxRow>>,
+    log: MemoryLog,
     next_id: u128,
     dice: u8,
 }
@@ -154,6 +161,10 @@ impl World {
                     self.relays.remove(i);
                 }
             }
+            Op::Late => {
+                let alive: Vec<u64> = self.relays.iter().filter_map(|relay| relay.session).collect();
+                self.log.commit_late(&alive);
+            }
             Op::TakeOver => self.take_over(),
             Op::Renew(i) => self.renew(i),
             Op::Stop(i) => self.tell(i, Input::Stop),
@@ -189,6 +200,7 @@ impl World {
                 machine,
                 lease: owned.lease,
                 todo: Vec::new(),
+                session: None,
             });
             self.tell(self.relays.len() - 1, Input::Tick);
         }
@@ -212,7 +224,17 @@ impl World {
         let (now, dice) = (self.now(), f64::from(self.dice) / 256.0);
         self.dice = self.dice.wrapping_mul(31).wrapping_add(7);
         if let Some(relay) = self.relays.get_mut(i) {
-            relay.todo.extend(relay.machine.step(now, input, dice));
+            for command in relay.machine.step(now, input, dice) {
+                // Handed over in the order in which they are asked for.
+                if let Command::Commit {
+                    call, rows, place, ..
+                } = &command
+                    && let Some(session) = relay.session
+                {
+                    self.log.begin(&relay.lease.shard, session, *call, rows, *place);
+                }
+                relay.todo.push(command);
+            }
         }
     }
 
@@ -223,7 +245,16 @@ impl World {
         if relay.todo.is_empty() {
             return self.tell(i, Input::Tick);
         }
-        let command = relay.todo.remove(command % relay.todo.len());
+        let mut at = command % relay.todo.len();
+        if let Command::Commit { .. } = relay.todo[at] {
+            // They end in order.
+            let first = relay
+                .todo
+                .iter()
+                .position(|it| matches!(it, Command::Commit { .. }));
+            at = first.unwrap_or(at);
+        }
+        let command = relay.todo.remove(at);
         let lease = relay.lease.clone();
         // One in sixteen store calls fails before it is done, one in sixteen loses its reply.
         let (skip, lose) = (fate % 16 == 1, fate % 16 == 2);
@@ -258,6 +289,23 @@ impl World {
                 call,
                 results: self.send(&rows, fate),
             },
+            Command::Resume => match fate % 8 {
+                1 => Input::Resumed(Err(SinkError::new(SinkErrorClass::Away, "no"))),
+                kind => {
+                    let (session, place) = self.log.resume(&lease.shard);
+                    self.relays[i].session = Some(session);
+                    Input::Resumed(if kind == 2 {
+                        Err(SinkError::new(SinkErrorClass::Away, "no answer"))
+                    } else {
+                        Ok(place)
+                    })
+                }
+            },
+            Command::Commit { call, rows, .. } => {
+                let end = self.transact(i, call, &rows, fate);
+                Input::Committed { call, end }
+            }
+            Command::End(super::End::Refused(discord)) => panic!("{discord:?}"),
             Command::End(end) => {
                 if end == super::End::Stopped {
                     now_or_never(self.store.release(&[lease])).unwrap();
@@ -304,6 +352,48 @@ impl World {
             .collect()
     }
 
+    /// One transaction of a log that refuses poison, is away before or after it took the rows, or loses its answer.
+    fn transact(&mut self, i: usize, call: u64, rows: &[Arc<OutboxRow>], fate: u8) -> TransactionEnd {
+        let unknown = || TransactionEnd::Unknown(SinkError::new(SinkErrorClass::Away, "no"));
+        let relay = &mut self.relays[i];
+        let shard = &relay.lease.shard;
+        let Some(session) = relay.session else {
+            return unknown();
+        };
+        let refused: Vec<SinkError> = rows
+            .iter()
+            .map(|row| {
+                let bad = self.poison.contains(&row.event.id);
+                SinkError::new(
+                    if bad {
+                        SinkErrorClass::Message
+                    } else {
+                        SinkErrorClass::HeldBack
+                    },
+                    "no",
+                )
+            })
+            .collect();
+        if refused.iter().any(|it| it.class == SinkErrorClass::Message) {
+            self.log.abort(shard, session, call);
+            return TransactionEnd::Aborted(refused);
+        }
+        match fate % 8 {
+            3 => self.log.abort(shard, session, call),
+            4 => {
+                self.log.commit(shard, session, call);
+            }
+            // Left open: it may come in later.
+            5 => {}
+            _ if self.log.commit(shard, session, call) => return TransactionEnd::Committed,
+            // One before it failed, or another owner has come.
+            _ if self.log.knows(shard, session) => return TransactionEnd::Aborted(refused),
+            _ => {}
+        }
+        relay.session = None;
+        unknown()
+    }
+
     /// All is well again: everything that can be sent is.
     fn settle(&mut self) {
         while !self.open.is_empty() {
@@ -338,9 +428,30 @@ impl World {
         }
     }
 
+    /// Exactly once: in the log or in the exceptions, and in order.
+    fn check_log(&self, excepted: &BTreeSet<Uuid>) -> Result<(), TestCaseError> {
+        let mut seen = BTreeSet::new();
+        let mut last: HashMap<usize, i64> = HashMap::new();
+        for row in self.log.rows() {
+            let id = row.event.id;
+            prop_assert!(!self.rolled_back.contains(&id), "rolled back, and sent: {}", id);
+            prop_assert!(seen.insert(id), "twice: {}", id);
+            prop_assert!(!excepted.contains(&id), "sent and set aside: {}", id);
+            let before = last.insert(self.committed[&id], row.row).unwrap_or(0);
+            prop_assert!(before < row.row, "row {} came after row {}", row.row, before);
+        }
+        for id in self.committed.keys() {
+            prop_assert!(seen.contains(id) || excepted.contains(id), "lost: {}", id);
+        }
+        Ok(())
+    }
+
     fn check(&self) -> Result<(), TestCaseError> {
         let stored = now_or_never(self.store.exceptions("default", 0, 100_000)).unwrap();
         let excepted: BTreeSet<Uuid> = stored.iter().map(|it| it.row.row.event.id).collect();
+        if let SinkOrder::Transactional { .. } = self.order {
+            return self.check_log(&excepted);
+        }
         let mut seen = BTreeSet::new();
         let mut last: HashMap<usize, (i64, Uuid)> = HashMap::new();
         for row in &self.arrived {
@@ -392,6 +503,7 @@ fn simulate(ops: Vec<Op>, order: SinkOrder, poison: Poison, small: bool) -> Resu
         poison: BTreeSet::new(),
         relays: Vec::new(),
         arrived: Vec::new(),
+        log: MemoryLog::default(),
         next_id: 0,
         dice: 1,
     };
@@ -403,6 +515,10 @@ fn simulate(ops: Vec<Op>, order: SinkOrder, poison: Poison, small: bool) -> Resu
     world.check()
 }
 
+fn poison() -> impl Strategy<Value = Poison> {
+    prop_oneof![Just(Poison::Block), Just(Poison::ParkKey), Just(Poison::Skip)]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1_500, ..ProptestConfig::default() })]
 
@@ -410,7 +526,7 @@ proptest! {
     fn nothing_is_lost_and_keys_keep_their_order_whatever_crashes(
         ops in prop::collection::vec(op(), 0..200),
         pipelined in any::<bool>(),
-        poison in prop_oneof![Just(Poison::Block), Just(Poison::ParkKey), Just(Poison::Skip)],
+        poison in poison(),
         small in any::<bool>(),
     ) {
         let order = if pipelined {
@@ -418,6 +534,19 @@ proptest! {
         } else {
             SinkOrder::OnePerKey { in_flight_max: 4 }
         };
+        simulate(ops, order, poison, small)?;
+    }
+
+    /// Rules O3, O7, O20: crashes between the log's commit and the outbox's, transactions of which nobody knows, zombies
+    /// with transactions under way.
+    #[test]
+    fn a_log_that_holds_the_cursor_has_every_event_exactly_once_whatever_crashes(
+        ops in prop::collection::vec(op(), 0..200),
+        ahead in 1..3_usize,
+        poison in poison(),
+        small in any::<bool>(),
+    ) {
+        let order = SinkOrder::Transactional { rows_max: 3, ahead, linger_ms: 2 };
         simulate(ops, order, poison, small)?;
     }
 }

@@ -4,18 +4,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use uuid::Uuid;
-
 use super::simulation::now_or_never;
 use super::{Command, End, Input, Machine, PauseKind, Poison, RelayPolicy, ShardLease, StoreCall};
 use crate::claim::Nonce;
 use crate::event::Event;
-use crate::host::{Clock, Timestamp};
-use crate::model::MemoryOutbox;
-use crate::store::{Acquire, ExceptionKind, OutboxStore, SinkError, SinkErrorClass, SinkOrder};
+use crate::host::{Clock, SystemClock, Timestamp, uuid_v7};
+use crate::model::{MemoryLog, MemoryOutbox};
+use crate::store::{
+    Acquire, ExceptionKind, OutboxStore, SinkError, SinkErrorClass, SinkOrder, TransactionEnd,
+};
 
 const ONE_PER_KEY: SinkOrder = SinkOrder::OnePerKey { in_flight_max: 4 };
 const PIPELINED: SinkOrder = SinkOrder::Pipelined { in_flight_max: 4 };
+const TRANSACTIONAL: SinkOrder = SinkOrder::Transactional {
+    rows_max: 4,
+    ahead: 1,
+    linger_ms: 0,
+};
 
 #[derive(Default)]
 struct Hand(AtomicI64);
@@ -36,6 +41,10 @@ struct Bench {
     order: SinkOrder,
     machine: Machine,
     lease: ShardLease,
+    /// Commits by itself what holds no rows; the test ends the others.
+    log: MemoryLog,
+    session: u64,
+    resumed: usize,
     /// Calls to the sink that are not answered: number and rows.
     sent: Vec<(u64, Vec<i64>)>,
     deadlines: Vec<u64>,
@@ -73,6 +82,9 @@ impl Bench {
             order,
             machine,
             lease,
+            log: MemoryLog::default(),
+            session: 0,
+            resumed: 0,
             sent,
             deadlines,
             probes: 0,
@@ -133,6 +145,24 @@ impl Bench {
                         self.sent.push((call, rows.iter().map(|row| row.row).collect()));
                         self.deadlines.push(deadline_ms);
                     }
+                    Command::Resume => {
+                        let place;
+                        (self.session, place) = self.log.resume(&lease.shard);
+                        self.resumed += 1;
+                        inputs.push(Input::Resumed(Ok(place)));
+                    }
+                    Command::Commit {
+                        call, rows, place, ..
+                    } => {
+                        self.log.begin(&lease.shard, self.session, call, &rows, place);
+                        if rows.is_empty() {
+                            assert!(self.log.commit(&lease.shard, self.session, call));
+                            let end = TransactionEnd::Committed;
+                            inputs.push(Input::Committed { call, end });
+                        } else {
+                            self.sent.push((call, rows.iter().map(|row| row.row).collect()));
+                        }
+                    }
                     Command::Probe => self.probes += 1,
                     Command::End(end) => self.end = Some(end),
                 }
@@ -163,6 +193,23 @@ impl Bench {
         self.answer(row, vec![Err(SinkError::new(class, "no"))]);
     }
 
+    /// Ends the only transaction that is open: with an error for one of its rows, or nobody knows how.
+    fn end_transaction(&mut self, refused: Option<i64>) {
+        let (call, rows) = self.sent.pop().expect("it is on its way");
+        let end = match refused {
+            Some(refused) => {
+                let class = |row: &i64| match *row == refused {
+                    true => SinkErrorClass::Message,
+                    false => SinkErrorClass::HeldBack,
+                };
+                self.log.abort(&self.lease.shard, self.session, call);
+                TransactionEnd::Aborted(rows.iter().map(|row| SinkError::new(class(row), "no")).collect())
+            }
+            None => TransactionEnd::Unknown(SinkError::new(SinkErrorClass::Away, "no answer")),
+        };
+        self.tell(Input::Committed { call, end });
+    }
+
     fn exceptions(&self) -> Vec<(i64, ExceptionKind)> {
         let stored = now_or_never(self.store.exceptions("default", 0, 100)).unwrap();
         stored
@@ -175,7 +222,7 @@ impl Bench {
 fn write(store: &Arc<MemoryOutbox>, keys: &[&str]) {
     let mut tx = store.begin();
     for key in keys {
-        tx.enqueue(Event::new(Uuid::from_u128(1), "t", "e").with_key((*key).to_owned()))
+        tx.enqueue(Event::new(uuid_v7(&SystemClock), "t", "e").with_key((*key).to_owned()))
             .unwrap();
     }
     tx.commit();
@@ -456,4 +503,36 @@ fn the_window_bounds_what_is_held_in_memory() {
         bench.ok(row);
     }
     assert_eq!(bench.machine.cursor().open, None);
+}
+
+/// A broker that refuses a row, and then does not answer: the log is asked again, and the refusal counts all the same.
+#[test]
+fn attempts_survive_that_the_log_is_asked_again() {
+    let policy = RelayPolicy {
+        poison: Poison::ParkKey,
+        ..quiet()
+    };
+    let mut bench = Bench::new(TRANSACTIONAL, policy, &["a", "b", "a"]);
+    assert_eq!(bench.on_their_way(), [1, 2, 3]);
+    bench.end_transaction(Some(1));
+    assert_eq!(
+        bench.on_their_way(),
+        [] as [i64; 0],
+        "row 1 waits, and none passes it"
+    );
+    let due = bench.machine.wake_at().unwrap();
+    bench.wait(due - bench.now());
+    let resumed = bench.resumed;
+    bench.end_transaction(None);
+    let due = bench.machine.wake_at().unwrap();
+    bench.wait(due - bench.now());
+    assert_eq!(bench.resumed, resumed + 1);
+    assert_eq!(bench.on_their_way(), [1], "one row tries the log");
+    bench.end_transaction(Some(1));
+    assert_eq!(
+        bench.exceptions(),
+        [(1, ExceptionKind::Parked), (3, ExceptionKind::Behind)],
+        "that was the second of two attempts"
+    );
+    assert_eq!(bench.on_their_way(), [2]);
 }

@@ -17,6 +17,8 @@ pub(super) enum State {
     InFlight,
     Acked,
     Excepted(Exception),
+    /// In the exceptions, and not passed by the log's place yet.
+    Aside,
 }
 
 #[derive(Debug)]
@@ -38,7 +40,7 @@ pub(super) struct Entry {
 
 impl Entry {
     const fn settled(&self) -> bool {
-        matches!(self.state, State::Acked | State::Excepted(_))
+        matches!(self.state, State::Acked | State::Excepted(_) | State::Aside)
     }
 
     fn bytes(&self) -> u64 {
@@ -48,6 +50,18 @@ impl Entry {
     fn key(&self) -> Option<&Bytes> {
         self.row.event.key.as_ref()
     }
+}
+
+/// What the next transaction may hold: rows behind one another, none left out but those set aside.
+#[derive(Debug, Default)]
+pub(super) struct Prefix {
+    pub(super) rows: Vec<i64>,
+    /// The last row of it, set aside or not.
+    pub(super) to: i64,
+    /// Nothing in memory stands behind it.
+    pub(super) all: bool,
+    /// When the row at which it stops becomes due.
+    pub(super) wake: Option<u64>,
 }
 
 /// What may be sent now.
@@ -87,6 +101,36 @@ impl Window {
 
     pub(super) fn clear(&mut self) {
         *self = Self::default();
+    }
+
+    /// What is known of rows from earlier attempts: the entries that say more than that a row is queued.
+    pub(super) fn take_tried(&mut self) -> Vec<Entry> {
+        let mut entries = Vec::from(std::mem::take(self).entries);
+        entries.retain(|entry| match entry.state {
+            State::Queued | State::InFlight => {
+                entry.attempts > 0 || entry.aways > 0 || entry.blocking.is_some()
+            }
+            State::Excepted(_) => true,
+            State::Acked | State::Aside => false,
+        });
+        entries
+    }
+
+    /// The row admitted last was tried before.
+    pub(super) fn recall(&mut self, mut tried: Entry) {
+        if let State::InFlight = tried.state {
+            tried.state = State::Queued;
+        }
+        if let State::Excepted(it) = &tried.state
+            && let (ExceptionKind::Skipped, Some(key)) = (it.kind, tried.key())
+        {
+            self.held.insert(key.clone());
+        }
+        if let Some(last) = self.entries.back_mut()
+            && last.row.row == tried.row.row
+        {
+            *last = tried;
+        }
     }
 
     /// Appends a row with a number above all others.
@@ -139,11 +183,11 @@ impl Window {
         }
     }
 
-    /// Turns every queued row of `key` into an exception behind `first`.
+    /// Turns every later queued row of `key` into an exception behind `first`.
     pub(super) fn except_behind(&mut self, key: &Bytes, first: i64) -> u64 {
         let mut count = 0;
         for entry in &mut self.entries {
-            if matches!(entry.state, State::Queued) && entry.key() == Some(key) {
+            if entry.row.row > first && matches!(entry.state, State::Queued) && entry.key() == Some(key) {
                 entry.state = State::Excepted(Exception {
                     row: entry.row.row,
                     event_id: entry.row.event.id,
@@ -186,6 +230,58 @@ impl Window {
             .filter_map(|entry| entry.key().cloned())
             .collect();
         self.held = waiting;
+    }
+
+    /// Removes the rows up to `last_id`.
+    pub(super) fn pop_to(&mut self, last_id: i64) {
+        while let Some(entry) = self.entries.front()
+            && entry.row.row <= last_id
+        {
+            self.bytes -= entry.bytes();
+            self.entries.pop_front();
+        }
+    }
+
+    pub(super) fn has_unsaved(&self) -> bool {
+        self.entries
+            .iter()
+            .any(|entry| matches!(entry.state, State::Excepted(_)))
+    }
+
+    /// Exceptions that are not in the store yet.
+    pub(super) fn unsaved(&self) -> Vec<Exception> {
+        let exception = |entry: &Entry| match &entry.state {
+            State::Excepted(exception) => Some(exception.clone()),
+            _ => None,
+        };
+        self.entries.iter().filter_map(exception).collect()
+    }
+
+    /// The rows behind `after` that can go out together now, `max` at most.
+    pub(super) fn prefix(&self, after: i64, now: u64, max: usize) -> Prefix {
+        let from = self.entries.partition_point(|entry| entry.row.row <= after);
+        let mut prefix = Prefix {
+            to: after,
+            ..Prefix::default()
+        };
+        for entry in self.entries.range(from..) {
+            match entry.state {
+                State::Aside => {}
+                State::Queued if prefix.rows.len() >= max => return prefix,
+                State::Queued if entry.not_before <= now => prefix.rows.push(entry.row.row),
+                State::Queued => {
+                    prefix.wake = Some(entry.not_before).filter(|at| *at < u64::MAX);
+                    return prefix;
+                }
+                State::InFlight | State::Acked | State::Excepted(_) => return prefix,
+            }
+            prefix.to = entry.row.row;
+            if entry.blocking.is_some() {
+                return prefix;
+            }
+        }
+        prefix.all = true;
+        prefix
     }
 
     /// Rows that may be sent now, `max` at most, in order. With `one_per_key` no two of a key; else several, if

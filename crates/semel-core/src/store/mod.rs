@@ -24,7 +24,10 @@ pub use saga::{
     ClaimDue, ClaimedSagas, ClaimedStart, Ownership, PendingRequest, RenewReply, RequestReply, SagaLookup,
     SagaRecord, SagaRequest, SagaStore, SagaSummary, Save, SaveReply, SaveState, Submission, SubmitReply,
 };
-pub use sink::{OutboxRow, SINK_ERROR_BYTES_MAX, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder};
+pub use sink::{
+    LogSink, OutboxRow, SINK_ERROR_BYTES_MAX, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder,
+    TransactionEnd, TransactionFuture,
+};
 
 /// What a backend can do. Suites choose their laws by it, `semel check` prints it; no backend pretends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use super::{Capabilities, Due, OutboxRow};
 use crate::claim::Nonce;
 use crate::error::{ErrorKind, StoreError};
 use crate::host::Timestamp;
-use crate::relay::{Cursor, OwnedShard, ShardId, ShardLease};
+use crate::relay::{Cursor, LogCopy, OwnedShard, ShardId, ShardLease};
 
 /// A wish to own free shards of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,8 +143,11 @@ pub struct CursorSave {
     pub finished: bool,
     /// The new [`Cursor::suspect`].
     pub suspect: Option<i64>,
-    /// Rows to be moved to the exceptions in the same transaction, all with numbers up to `last_id`.
+    /// Rows to be moved to the exceptions in the same transaction: all with numbers up to `last_id`, but where a log holds
+    /// the cursor, which passes them later. One that is there already stays as it is.
     pub exceptions: Vec<Exception>,
+    /// The new [`Cursor::log`]; `None` leaves it.
+    pub log: Option<LogCopy>,
 }
 
 impl CursorSave {
@@ -152,7 +155,8 @@ impl CursorSave {
     #[must_use]
     pub fn apply(&self) -> Cursor {
         let version = self.from.version + 1;
-        let from = self.from.clone();
+        let mut from = self.from.clone();
+        from.log = self.log.or(from.log);
         match &self.from.open {
             Some(open) if self.finished => Cursor {
                 prev: open.clone(),
@@ -261,8 +265,8 @@ pub trait OutboxStore: Send + Sync + 'static {
     /// The cursor as saved. Never [`Guarded::Reload`].
     async fn load(&self, lease: &ShardLease) -> Result<Guarded<Cursor>, StoreError>;
 
-    /// Looks for rows after `from`, and opens a batch when there are any. A batch that `from` still holds open counts
-    /// as settled: its end and the new batch's beginning are one write. With `advance` an empty batch moves `prev` on
+    /// Looks for rows after `from`, and opens a batch when there are any, with a fresh nonce ([`Cursor::batch`]). A batch
+    /// that `from` still holds open counts as settled: its end and the new batch's beginning are one write. With `advance` an empty batch moves `prev` on
     /// too, which lets the cleaner go on; without it nothing is written.
     async fn open_batch(
         &self,

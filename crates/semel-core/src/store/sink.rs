@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use crate::event::Event;
 use crate::host::Timestamp;
 use crate::limits::LimitExceeded;
+use crate::relay::{LogPlace, ShardId};
 
 /// One event as read from an outbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +40,16 @@ pub enum SinkOrder {
     Pipelined {
         /// Rows in flight at most.
         in_flight_max: usize,
+    },
+    /// Rows go into the sink in transactions of its own, each with the cursor's new place: [`Sink::log`] is there, and
+    /// [`Sink::publish_many`] is not used.
+    Transactional {
+        /// Rows of one transaction at most; never more than half of the relay's window.
+        rows_max: usize,
+        /// Transactions handed over and not ended, at most. Each ends only after the one before it.
+        ahead: usize,
+        /// How long rows wait for more of an open batch to be read, in milliseconds. At the batch's end nothing waits.
+        linger_ms: u64,
     },
 }
 
@@ -118,4 +129,54 @@ pub trait Sink: Send + Sync + 'static {
 
     /// Whether the receiver can be reached now.
     async fn probe(&self) -> Result<(), SinkError>;
+
+    /// The sink as a log that keeps the cursor itself; there when its order is [`SinkOrder::Transactional`].
+    fn log(&self) -> Option<&dyn LogSink> {
+        None
+    }
+}
+
+/// How a transaction of a log ended.
+#[derive(Debug, Clone)]
+pub enum TransactionEnd {
+    /// All of it is in the log, durably, its place included.
+    Committed,
+    /// It is certain that nothing of it is in the log or ever will be, and the next one may begin. One error per row:
+    /// [`SinkErrorClass::Message`] for those that were refused, [`SinkErrorClass::HeldBack`] for the others.
+    Aborted(Vec<SinkError>),
+    /// Nobody knows, or nothing more can be said to the log: [`LogSink::resume`] comes next.
+    Unknown(SinkError),
+}
+
+/// What [`LogSink::commit`] hands back.
+pub type TransactionFuture = Pin<Box<dyn Future<Output = TransactionEnd> + Send>>;
+
+/// A log whose transactions hold events and the cursor, so that no event is in it twice (rules O19, O20).
+///
+/// # Guarantees
+/// - When [`LogSink::resume`] has answered, no transaction that anybody handed over before for this shard can still
+///   come into the log, and the place is that of the last one that did.
+/// - A transaction is in the log whole or not at all, and only if every one handed over before it since the last
+///   `resume` is.
+#[async_trait]
+pub trait LogSink: Send + Sync {
+    /// Ends whatever is open of this shard, whoever left it, and says how far the log has got; `None` where it holds no
+    /// place of this shard.
+    ///
+    /// # Errors
+    /// No answer, or a missing or unfit destination. Nothing was decided; ask again.
+    async fn resume(&self, shard: &ShardId) -> Result<Option<LogPlace>, SinkError>;
+
+    /// Hands rows and the place behind them over as one transaction, before it returns; there may be no rows. The future
+    /// resolves within `deadline`. A dropped future leaves a transaction that may still be committed.
+    fn commit(
+        &self,
+        shard: &ShardId,
+        rows: &[Arc<OutboxRow>],
+        place: LogPlace,
+        deadline: Duration,
+    ) -> TransactionFuture;
+
+    /// The shard is not ours any more, or the relay ends: what is held for it can go.
+    fn close(&self, shard: &ShardId);
 }

@@ -71,6 +71,9 @@ const fn relay_guarantee(sink: &SinkConfig) -> &'static str {
         SinkConfig::Webhook(_) => {
             "at least once with one Idempotency-Key, in order per key; keyed where the receiver deduplicates"
         }
+        SinkConfig::Kafka(kafka) if kafka.transactional.is_some() => {
+            "exactly once into the log for readers with isolation.level=read_committed, in order per key, acks=all"
+        }
         SinkConfig::Kafka(_) => {
             "at least once with one ce_id, in order per key, acks=all; keyed where the consumer deduplicates"
         }

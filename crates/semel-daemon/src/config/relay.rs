@@ -109,7 +109,12 @@ pub(crate) const RELAY: Section = Section {
             "100",
             "the longest wait between two looks into an empty outbox",
         ),
-        field("window_rows", "number", "4000", "events held in memory at most"),
+        field(
+            "window_rows",
+            "number",
+            "4000 (Kafka's transactional mode: 4 × `transaction_rows_max`)",
+            "events held in memory at most",
+        ),
         field(
             "window_bytes_max",
             "bytes",
@@ -164,7 +169,14 @@ pub(crate) fn read(table: &Table<'_>) -> Option<RelayConfig> {
     let lease = table.number("lease_ms", 1_000..=3_600_000).unwrap_or(15_000);
     let keep = table.number("keep_ms", 0..=31_536_000_000).unwrap_or(3_600_000);
     let mapping = mapping(table);
-    let policy = policy(table);
+    let mut policy = policy(table);
+    if let Some(rows_max) = sink.as_ref().and_then(SinkConfig::transaction_rows)
+        && !table.has("window_rows")
+    {
+        // Two transactions on their way, and as much being read meanwhile.
+        policy.window_rows = (rows_max * 4).clamp(policy.window_rows, 100_000);
+        policy.page_rows = 1_000;
+    }
     if policy.send_timeout_ms >= lease {
         table.mistake(
             table.span(),

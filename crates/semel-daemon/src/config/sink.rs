@@ -86,7 +86,9 @@ pub(crate) const WEBHOOK: Section = Section {
 /// `sink.kafka`.
 pub(crate) const KAFKA: Section = Section {
     header: "sink.kafka",
-    about: "Each event goes to the Kafka topic that it names, by an idempotent producer with `acks=all`.",
+    about: "Each event goes to the Kafka topic that it names, with `acks=all`: by an idempotent producer, or in Kafka \
+            transactions that hold the relay's cursor too, so that the event is there exactly once for readers with \
+            `isolation.level=read_committed`.",
     fields: &[
         required(
             "brokers",
@@ -94,9 +96,46 @@ pub(crate) const KAFKA: Section = Section {
             "`host:port` of some brokers of the cluster",
         ),
         field(
+            "mode",
+            "word",
+            "`idempotent`",
+            "`idempotent`: at least once; `transactional`: exactly once into the log",
+        ),
+        field(
+            "name",
+            "name",
+            "none",
+            "required by `transactional`: names the outbox among all that publish into this cluster; transactional ids \
+             and cursor topics begin with it",
+        ),
+        field(
+            "cursor_topic",
+            "text",
+            "`semel-cursor-NAME`",
+            "`transactional`: the cursor topics are called this, a dash and the stream; made when missing, `compact` only",
+        ),
+        field(
+            "cursor_replication",
+            "number",
+            "the broker's default",
+            "`transactional`: replication factor of a cursor topic that is made",
+        ),
+        field(
+            "transaction_rows_max",
+            "number",
+            "5000",
+            "`transactional`: events of one transaction at most",
+        ),
+        field(
+            "transaction_timeout_ms",
+            "ms",
+            "10000",
+            "`transactional`: after this long the broker ends the transaction of a relay that died",
+        ),
+        field(
             "linger_ms",
             "ms",
-            "5",
+            "5 (transactional: 0)",
             "how long a record may wait to be joined by others in a batch",
         ),
         field("in_flight_max", "number", "5000", "records on their way at most"),
@@ -129,6 +168,16 @@ pub(crate) enum SinkConfig {
     Rabbitmq(rabbitmq::RabbitmqConfig),
     /// NATS JetStream.
     Nats(nats::NatsConfig),
+}
+
+impl SinkConfig {
+    /// Events of one transaction, where there are transactions.
+    pub(crate) fn transaction_rows(&self) -> Option<usize> {
+        match self {
+            Self::Kafka(kafka) => kafka.transactional.as_ref().map(|it| it.rows_max),
+            Self::Webhook(_) | Self::Redis(_) | Self::Rabbitmq(_) | Self::Nats(_) => None,
+        }
+    }
 }
 
 /// `sink.webhook`.
@@ -173,8 +222,29 @@ pub(crate) struct KafkaConfig {
     pub(crate) in_flight_max: usize,
     /// Bytes on their way.
     pub(crate) in_flight_bytes_max: usize,
+    /// Events and cursor in transactions of Kafka.
+    pub(crate) transactional: Option<TransactionalConfig>,
     /// Further settings; they may hold passwords.
     pub(crate) properties: BTreeMap<String, String>,
+}
+
+/// `sink.kafka` with `mode = "transactional"`.
+#[derive(Debug, Clone)]
+#[cfg_attr(
+    not(feature = "kafka"),
+    expect(dead_code, reason = "read and checked by every build, used by one with Kafka")
+)]
+pub(crate) struct TransactionalConfig {
+    /// Names the outbox in the cluster.
+    pub(crate) name: String,
+    /// What the cursor topics' names begin with.
+    pub(crate) cursor_topic: Option<String>,
+    /// Replication factor of those that are made.
+    pub(crate) cursor_replication: Option<i32>,
+    /// Events of one transaction.
+    pub(crate) rows_max: usize,
+    /// How long the broker lets a transaction be open.
+    pub(crate) timeout: Duration,
 }
 
 impl fmt::Debug for KafkaConfig {
@@ -238,13 +308,60 @@ fn read_kafka(table: &Table<'_>) -> Option<SinkConfig> {
         let fix = "build it with: cargo build --release --features kafka";
         table.mistake(table.span(), "this build of semel has no Kafka", fix);
     }
+    let mode = table.word("mode", &[("idempotent", false), ("transactional", true)]);
+    let transactional = read_transactional(table, mode.unwrap_or(false));
+    let linger_default = if transactional.is_some() { 0 } else { 5 };
     Some(SinkConfig::Kafka(KafkaConfig {
-        linger: Duration::from_millis(table.number("linger_ms", 0..=10_000).unwrap_or(5)),
+        linger: Duration::from_millis(table.number("linger_ms", 0..=10_000).unwrap_or(linger_default)),
+        transactional,
         in_flight_max: size(table, "in_flight_max", IN_FLIGHT, 5_000),
         in_flight_bytes_max: size(table, "in_flight_bytes_max", 1..=2 << 30, 128 << 20),
         properties: table.properties("properties"),
         brokers: brokers?.into_iter().map(|at| at.value).collect(),
     }))
+}
+
+/// The fields of transactional mode, which mean nothing in the other.
+fn read_transactional(table: &Table<'_>, on: bool) -> Option<TransactionalConfig> {
+    let rows_max = table.number("transaction_rows_max", 1..=100_000).unwrap_or(5_000);
+    let timeout = table
+        .number("transaction_timeout_ms", 1_000..=900_000)
+        .unwrap_or(10_000);
+    let replication = table.number("cursor_replication", 1..=100);
+    let (name, cursor_topic) = (table.text("name"), table.text("cursor_topic"));
+    if !on {
+        let fields = [
+            "name",
+            "cursor_topic",
+            "cursor_replication",
+            "transaction_rows_max",
+            "transaction_timeout_ms",
+        ];
+        for field in fields.into_iter().filter(|field| table.has(field)) {
+            let what = format!("`{field}` is of transactional mode");
+            table.mistake(
+                table.span(),
+                what,
+                "add mode = \"transactional\", or take the line out",
+            );
+        }
+        return None;
+    }
+    table.require("name", "\"orders\"");
+    for (field, at) in [("name", &name), ("cursor_topic", &cursor_topic)] {
+        if let Some(at) = at
+            && let Err(limit) = semel_core::event::check_name(field, &at.value)
+        {
+            table.mistake(at.span.clone(), limit.to_string(), "use a-z A-Z 0-9 . _ -");
+        }
+    }
+    Some(TransactionalConfig {
+        name: name?.value,
+        cursor_topic: cursor_topic.map(|at| at.value),
+        cursor_replication: replication.and_then(|n| i32::try_from(n).ok()),
+        rows_max: usize::try_from(rows_max).unwrap_or(usize::MAX),
+        timeout: Duration::from_millis(timeout),
+    })
 }
 
 fn read_webhook(table: &Table<'_>) -> Option<SinkConfig> {

@@ -347,6 +347,36 @@ fn a_delivery_ends_before_the_lease_does() {
     );
 }
 
+#[test]
+#[cfg(feature = "kafka")]
+fn transactional_mode_has_a_name_and_a_window_that_holds_its_transactions() {
+    let text = |more: &str| {
+        format!(
+            "[store]\nurl = \"sqlite:s.db\"\n[[relay]]\nname = \"r\"\n[relay.sink.kafka]\nbrokers = [\"b:1\"]\n{more}"
+        )
+    };
+    let shown = mistakes(&text("mode = \"transactional\"\n"));
+    assert!(shown.contains("`name`"), "{shown}");
+    let shown = mistakes(&text("name = \"orders\"\n"));
+    assert!(shown.contains("`name` is of transactional mode"), "{shown}");
+    let relay = load(&text(
+        "mode = \"transactional\"\nname = \"orders\"\ntransaction_rows_max = 2000\n",
+    ))
+    .unwrap()
+    .relays
+    .remove(0);
+    assert_eq!(relay.policy.window_rows, 8_000);
+    let sink::SinkConfig::Kafka(kafka) = relay.sink else {
+        panic!("{:?}", relay.sink)
+    };
+    let transactional = kafka.transactional.unwrap();
+    assert_eq!(
+        (transactional.name.as_str(), transactional.rows_max),
+        ("orders", 2_000)
+    );
+    assert!(kafka.linger.is_zero());
+}
+
 /// The file has a number of refusals and no time: a receiver that is away between two of them does not spend it.
 #[test]
 fn the_number_of_refusals_alone_makes_an_event_poison_whether_written_or_not() {

@@ -8,6 +8,8 @@ use bytes::Bytes;
 use rdkafka::config::{FromClientConfigAndContext as _, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext, Rebalance};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::BaseRecord;
 use rdkafka::{ClientContext, Message as _, Offset, TopicPartitionList};
 use semel_core::{Clock as _, ErrorKind, Retry, StoreError, SystemClock, crash_point, error, host};
 use semel_inbox::Message;
@@ -15,13 +17,13 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::config::{ProcessorConfig, Refused};
-use super::producer::{Producer, Trouble};
-use super::verdict::{Verdict, fenced};
 use super::{Output, Transform, TransformError};
 use crate::client;
 use crate::consumer::Start;
 use crate::consumer::record::plain;
 use crate::offsets::{Place, next_offsets};
+use crate::transaction::producer::{Producer, Record, Settings, Trouble};
+use crate::transaction::verdict::{Verdict, fenced};
 
 const POLL: Duration = Duration::from_millis(100);
 const ASK: Duration = Duration::from_secs(10);
@@ -127,7 +129,7 @@ impl<T: Transform> Life<T> {
         let config = &self.config;
         // First the fence, then the group: otherwise the offsets of the predecessor's open transaction keep this
         // member from its partitions until the broker gives it up.
-        let producer = Producer::start(config, false)?;
+        let producer = Producer::start(&settings(config), false)?;
         let reset = match config.start {
             Start::Earliest => "earliest",
             Start::Latest => "latest",
@@ -293,7 +295,7 @@ impl<T: Transform> Processing<'_, T> {
                     self.fences = 0;
                     self.condemned.clear();
                     if self.producer.single() {
-                        self.producer = Producer::start(self.config(), false)?;
+                        self.producer = Producer::start(&settings(self.config()), false)?;
                     }
                 }
                 Err(trouble) => return self.recover(trouble),
@@ -354,7 +356,7 @@ impl<T: Transform> Processing<'_, T> {
         self.producer.begin()?;
         for (input, outputs) in outputs.iter().enumerate() {
             for output in outputs {
-                self.producer.send(input, output)?;
+                self.producer.send(input, record(input, output))?;
             }
         }
         self.producer.drain()?;
@@ -439,7 +441,7 @@ impl<T: Transform> Processing<'_, T> {
             );
             return Err(StoreError::new(ErrorKind::Invalid, "transaction", text));
         }
-        self.producer = Producer::start(self.config(), trouble.batch_too_large)?;
+        self.producer = Producer::start(&settings(self.config()), trouble.batch_too_large)?;
         Ok(())
     }
 
@@ -518,6 +520,39 @@ impl<T: Transform> Processing<'_, T> {
         self.forget_what_is_not_owned();
         Ok(())
     }
+}
+
+fn settings(config: &ProcessorConfig) -> Settings<'_> {
+    let mut properties = config.properties.clone();
+    properties.extend(config.producer_properties.clone());
+    Settings {
+        bootstrap: &config.bootstrap,
+        transactional_id: config.transactional_id.clone(),
+        timeout: config.transaction_timeout,
+        own: Vec::new(),
+        properties,
+    }
+}
+
+fn record(input: usize, output: &Output) -> Record<'_> {
+    let mut headers = OwnedHeaders::new_with_capacity(output.headers.len());
+    for (key, value) in &output.headers {
+        headers = headers.insert(Header {
+            key,
+            value: value.as_deref(),
+        });
+    }
+    let mut record = BaseRecord::with_opaque_to(&output.topic, Box::new(input)).headers(headers);
+    if let Some(partition) = output.partition {
+        record = record.partition(partition);
+    }
+    if let Some(key) = &output.key {
+        record = record.key(&key[..]);
+    }
+    if let Some(data) = &output.data {
+        record = record.payload(&data[..]);
+    }
+    record
 }
 
 fn dead_letter(message: &Message, topic: &str, why: &str) -> Output {

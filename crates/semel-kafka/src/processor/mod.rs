@@ -2,8 +2,6 @@
 
 mod config;
 mod life;
-mod producer;
-mod verdict;
 
 use std::sync::Arc;
 

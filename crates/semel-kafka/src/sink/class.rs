@@ -5,7 +5,7 @@ use semel_core::store::SinkErrorClass;
 
 /// The class of a record's error. What is not known to be the record's or the topic's own fault is the broker's:
 /// a relay then waits and loses nothing.
-pub(super) const fn class(code: Code) -> SinkErrorClass {
+pub(crate) const fn class(code: Code) -> SinkErrorClass {
     match code {
         // The record itself: the same bytes will be refused again.
         Code::MessageSizeTooLarge

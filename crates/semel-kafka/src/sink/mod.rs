@@ -1,16 +1,16 @@
 //! The Kafka sink of a relay.
 
-mod class;
+pub(crate) mod class;
 mod page;
 mod producer;
-mod record;
+pub(crate) mod record;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use semel_core::limits::{self, LimitExceeded};
+use semel_core::limits::LimitExceeded;
 use semel_core::store::{OutboxRow, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder};
 use semel_core::{Event, StoreError};
 use tokio::sync::oneshot;
@@ -62,8 +62,7 @@ impl KafkaSinkConfig {
 
     /// What librdkafka takes of one record: by default as much as a broker does, a little less than 1 MiB.
     fn record_bytes_max(&self) -> u64 {
-        let set = self.properties.get("message.max.bytes");
-        set.and_then(|text| text.parse().ok()).unwrap_or(1_000_000)
+        record::bytes_max(&self.properties)
     }
 }
 
@@ -88,8 +87,7 @@ impl KafkaSinkConfig {
 /// - Exactly once into the log: after a crash between a send and the cursor the record is there twice, with one id.
 /// - With replication factor 1, or `min.insync.replicas` 1, `acks=all` is one broker's page cache.
 ///
-/// # Not yet
-/// Transactional mode (events and cursor in one Kafka transaction).
+/// [`KafkaLog`](crate::KafkaLog) publishes exactly once: events and cursor in one Kafka transaction.
 #[derive(Debug)]
 pub struct KafkaSink {
     shared: Arc<Shared>,
@@ -181,28 +179,7 @@ impl Sink for KafkaSink {
     }
 
     fn check(&self, event: &Event) -> Result<(), LimitExceeded> {
-        event.check_names()?;
-        limits::check(
-            "record",
-            "bytes",
-            record::bytes(event) as u64,
-            0,
-            self.shared.config.record_bytes_max(),
-            "send a reference, or raise message.max.bytes of the properties and max.message.bytes of the topic",
-        )?;
-        let reserved = event
-            .headers
-            .iter()
-            .filter(|(name, _)| record::reserved(name))
-            .count();
-        limits::check(
-            "header name",
-            "names that CloudEvents needs",
-            reserved as u64,
-            0,
-            0,
-            "rename headers called content-type, traceparent or ce_…",
-        )
+        record::check(event, self.shared.config.record_bytes_max())
     }
 
     fn publish_many(&self, rows: &[Arc<OutboxRow>], deadline: Duration) -> SinkFuture {

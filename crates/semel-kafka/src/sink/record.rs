@@ -1,19 +1,22 @@
 //! An event as a Kafka record: CloudEvents 1.0, binary mode.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use rdkafka::message::{Header, OwnedHeaders};
 use semel_core::Event;
+use semel_core::limits::{self, LimitExceeded};
 use semel_core::store::OutboxRow;
 
 /// Whether an event's own header would stand in for one of the binding's.
-pub(super) fn reserved(name: &str) -> bool {
+fn reserved(name: &str) -> bool {
     name.starts_with("ce_")
         || name.eq_ignore_ascii_case("content-type")
         || name.eq_ignore_ascii_case("traceparent")
 }
 
 /// About how long the record is, rather more than less: what surrounds it is counted generously.
-pub(super) fn bytes(event: &Event) -> usize {
+fn bytes(event: &Event) -> usize {
     // Names, id and time of the binding; the record's own fields; the batch that it may be alone in.
     const AROUND: usize = 300;
     const AROUND_HEADER: usize = 10;
@@ -33,8 +36,36 @@ pub(super) fn bytes(event: &Event) -> usize {
     AROUND + headers + attributes + bytes(&event.key) + bytes(&event.data)
 }
 
+/// The longest record that a client with these properties takes.
+pub(crate) fn bytes_max(properties: &BTreeMap<String, String>) -> u64 {
+    let set = properties.get("message.max.bytes");
+    set.and_then(|text| text.parse().ok()).unwrap_or(1_000_000)
+}
+
+/// Refuses what can never be a Kafka record.
+pub(crate) fn check(event: &Event, bytes_max: u64) -> Result<(), LimitExceeded> {
+    event.check_names()?;
+    limits::check(
+        "record",
+        "bytes",
+        bytes(event) as u64,
+        0,
+        bytes_max,
+        "send a reference, or raise message.max.bytes of the properties and max.message.bytes of the topic",
+    )?;
+    let reserved = event.headers.iter().filter(|(name, _)| reserved(name)).count();
+    limits::check(
+        "header name",
+        "names that CloudEvents needs",
+        reserved as u64,
+        0,
+        0,
+        "rename headers called content-type, traceparent or ce_…",
+    )
+}
+
 /// The headers of a row, the binding's first.
-pub(super) fn headers(row: &OutboxRow) -> OwnedHeaders {
+pub(crate) fn headers(row: &OutboxRow) -> OwnedHeaders {
     let event = &row.event;
     let add = |headers: OwnedHeaders, key: &str, value: &[u8]| {
         headers.insert(Header {

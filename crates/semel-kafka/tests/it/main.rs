@@ -8,6 +8,7 @@
 mod consumer;
 mod end_to_end;
 mod laws;
+mod log;
 mod processor;
 mod sink;
 mod support;

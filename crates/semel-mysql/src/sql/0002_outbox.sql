@@ -78,8 +78,11 @@ CREATE TABLE IF NOT EXISTS semel_outbox_shard (
   open_mark     MEDIUMTEXT CHARACTER SET ascii COLLATE ascii_bin,
   last_id       BIGINT NOT NULL DEFAULT 0,
   batch_no      BIGINT NOT NULL DEFAULT 0,
+  batch         VARBINARY(16), -- random bits of the batch opened last
   version       BIGINT NOT NULL DEFAULT 0,
   suspect       BIGINT,
+  -- where a log holds the cursor: how far it has got at least, or 'rebind'
+  log           VARCHAR(255) CHARACTER SET ascii COLLATE ascii_bin,
   takeovers     INT NOT NULL DEFAULT 0,
   seen_batch_no BIGINT NOT NULL DEFAULT 0,
   seen_last_id  BIGINT NOT NULL DEFAULT 0,

@@ -9,4 +9,4 @@ INSERT INTO semel_outbox (id, stream, event_id, topic, type)
 UPDATE semel_outbox_home SET row_id = (SELECT MAX(id) FROM semel_outbox WHERE LEFT(event_id, 8) = x'73656d656c000001')
   WHERE one = 1;
 UPDATE semel_outbox_shard SET prev_mark = '0', open_mark = NULL, last_id = 0, batch_no = batch_no + 1,
-  version = version + 1, suspect = NULL;
+  version = version + 1, suspect = NULL, log = IF(log IS NULL, NULL, 'rebind');

@@ -25,7 +25,7 @@ use semel_core::store::{
     OutboxStore, Page, PageSize, ShardBacklog, StoredException, check_stream, exception_repeated,
     other_shards,
 };
-use semel_core::{ErrorKind, StoreError, Timestamp};
+use semel_core::{ErrorKind, Nonce, StoreError, Timestamp};
 use sqlx::{AssertSqlSafe, Row as _, Transaction};
 
 use super::key_rows::NOW;
@@ -159,7 +159,21 @@ impl OutboxStore for Mysql {
             .fetch_all(&mut *tx)
             .await
             .map_err(failed)?;
+            let excepted: Vec<i64> = if found.cursor.open.is_some() {
+                sqlx::query_scalar(
+                    "SELECT id FROM semel_outbox_exception WHERE stream = ? AND shard = ? AND id > ?",
+                )
+                .bind(&found.id.stream)
+                .bind(found.id.index)
+                .bind(found.cursor.last_id)
+                .fetch_all(&mut *tx)
+                .await
+                .map_err(failed)?
+            } else {
+                Vec::new()
+            };
             owned.push(OwnedShard {
+                excepted,
                 lease: found.lease(epoch, wish.nonce),
                 takeovers: takeovers.count,
                 cursor: found.cursor,
@@ -208,21 +222,25 @@ impl OutboxStore for Mysql {
                 open: Some(cur),
                 last_id: first - 1,
                 batch_no: from.batch_no + 1,
+                batch: Nonce::random(),
                 version,
                 suspect: None,
+                log: from.log,
             },
             None => Cursor {
                 prev: cur,
                 open: None,
                 last_id: 0,
                 batch_no: from.batch_no,
+                batch: from.batch,
                 version,
                 suspect: None,
+                log: from.log,
             },
         };
         // This commit is also the durability gate.
         let sql = format!(
-            "UPDATE semel_outbox_shard SET prev_mark = ?, open_mark = ?, last_id = ?, batch_no = ?,
+            "UPDATE semel_outbox_shard SET prev_mark = ?, open_mark = ?, last_id = ?, batch_no = ?, batch = ?,
                version = version + 1, suspect = NULL WHERE {MINE}"
         );
         let done = sqlx::query(AssertSqlSafe(sql))
@@ -230,6 +248,7 @@ impl OutboxStore for Mysql {
             .bind(next.open.as_ref().map(|mark| mark.as_str()))
             .bind(next.last_id)
             .bind(next.batch_no)
+            .bind(&next.batch.0[..])
             .bind(&lease.shard.stream)
             .bind(lease.shard.index)
             .bind(lease.epoch.0)
@@ -308,7 +327,8 @@ impl OutboxStore for Mysql {
             ""
         };
         let sql = format!(
-            "UPDATE semel_outbox_shard SET {marks}last_id = ?, version = ?, suspect = ? WHERE {MINE} AND batch_no = ?"
+            "UPDATE semel_outbox_shard SET {marks}last_id = ?, version = ?, suspect = ?, log = ?
+             WHERE {MINE} AND batch_no = ?"
         );
         let mut update = sqlx::query(AssertSqlSafe(sql));
         if save.finished {
@@ -320,6 +340,7 @@ impl OutboxStore for Mysql {
             .bind(next.last_id)
             .bind(next.version)
             .bind(next.suspect)
+            .bind(next.log.map(|log| log.to_string()))
             .bind(&lease.shard.stream)
             .bind(lease.shard.index)
             .bind(lease.epoch.0)
@@ -617,8 +638,10 @@ mod tests {
             open: Some(Mark::new("20:5,15")),
             last_id: 12,
             batch_no: 1,
+            batch: Nonce([0; 16]),
             version: 1,
             suspect: None,
+            log: None,
         };
         assert_eq!(waiting(&cursor).unwrap(), [(5, 5), (13, i64::MAX)]);
         let idle = Cursor { open: None, ..cursor };

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use semel_core::inbox::headers;
-use semel_core::relay::{Cursor, Epoch, Mark, ShardId, ShardLease, Slots, Takeovers};
+use semel_core::relay::{Cursor, Epoch, LogCopy, Mark, ShardId, ShardLease, Slots, Takeovers};
 use semel_core::store::{Exception, ExceptionKind, OutboxRow, PageRow, StoredException};
 use semel_core::{ErrorKind, Event, Nonce, StoreError, Timestamp};
 use sqlx::Row as _;
@@ -17,7 +17,7 @@ pub(super) const EVENT: &str =
   o.headers, o.data, o.traceparent, o.created_at";
 /// The columns that [`shard`] reads, of the table `s`.
 pub(super) const SHARD: &str = "s.stream, s.shard, s.slot_first, s.slot_last, s.epoch, s.nonce, s.owner, s.until_us,
-  s.prev_mark, s.open_mark, s.last_id, s.batch_no, s.version, s.suspect, s.takeovers, s.seen_batch_no, s.seen_last_id";
+  s.prev_mark, s.open_mark, s.last_id, s.batch_no, s.batch, s.version, s.suspect, s.log, s.takeovers, s.seen_batch_no, s.seen_last_id";
 
 /// One row of `semel_outbox_shard`.
 pub(super) struct Shard {
@@ -88,6 +88,10 @@ pub(super) fn shard(row: &MySqlRow) -> Result<Shard, StoreError> {
                 batch_no: number(row, "batch_no")?,
                 version: number(row, "version")?,
                 suspect: row.try_get_unchecked("suspect")?,
+                batch: bytes(row, "batch")?
+                    .and_then(|bytes| bytes.try_into().ok())
+                    .map_or(Nonce([0; 16]), Nonce),
+                log: text(row, "log")?.as_deref().map(log_copy).transpose()?,
             },
             takeovers: Takeovers {
                 count: u32::try_from(number(row, "takeovers")?).unwrap_or(0),
@@ -100,6 +104,11 @@ pub(super) fn shard(row: &MySqlRow) -> Result<Shard, StoreError> {
         let text = "a row of semel_outbox_shard cannot be read";
         StoreError::new(ErrorKind::Corrupt, "read shard", text).with_source(error)
     })
+}
+
+fn log_copy(text: &str) -> Result<LogCopy, sqlx::Error> {
+    LogCopy::parse(text)
+        .ok_or_else(|| sqlx::Error::Decode(format!("column log cannot be read: {text:?}").into()))
 }
 
 /// A row of the outbox or of the exceptions. What cannot be read makes this row barred, never the page.

@@ -7,6 +7,7 @@
 
 mod bed;
 mod crash;
+mod log;
 mod mysql;
 mod postgres;
 mod relay;

@@ -132,8 +132,10 @@ CREATE TABLE semel.outbox_shard (
   open          pg_snapshot,
   last_id       bigint NOT NULL DEFAULT 0,
   batch_no      bigint NOT NULL DEFAULT 0,
+  batch         bytea, -- random bits of the batch opened last
   version       bigint NOT NULL DEFAULT 0,
   suspect       bigint,
+  log           text, -- where a log holds the cursor: how far it has got at least, or 'rebind'
   takeovers     integer NOT NULL DEFAULT 0,
   seen_batch_no bigint NOT NULL DEFAULT 0,
   seen_last_id  bigint NOT NULL DEFAULT 0,
@@ -189,7 +191,8 @@ BEGIN
   UPDATE semel.outbox SET xid = pg_current_xact_id();
   GET DIAGNOSTICS n = ROW_COUNT;
   UPDATE semel.outbox_shard SET prev = '1:1:', open = NULL, last_id = 0, batch_no = batch_no + 1,
-    version = version + 1, epoch = epoch + 1, nonce = NULL, owner = '', until = '-infinity', suspect = NULL;
+    version = version + 1, epoch = epoch + 1, nonce = NULL, owner = '', until = '-infinity', suspect = NULL,
+    log = CASE WHEN log IS NULL THEN NULL ELSE 'rebind' END;
   DELETE FROM semel.outbox_reshard;
   UPDATE semel.outbox_incarnation SET system_id = (SELECT system_identifier FROM pg_control_system());
   RETURN n;

@@ -25,7 +25,7 @@ use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Opening, OutboxStore,
     Page, PageSize, RESHARD_REST_MS, ShardBacklog, StoredException, check_stream,
 };
-use semel_core::{ErrorKind, StoreError};
+use semel_core::{ErrorKind, Nonce, StoreError};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
@@ -157,7 +157,21 @@ impl OutboxStore for Postgres {
             .fetch_all(&mut *tx)
             .await
             .map_err(failed)?;
+            let excepted: Vec<i64> = if found.cursor.open.is_some() {
+                query_scalar(
+                    "SELECT id FROM semel.outbox_exception WHERE stream = $1 AND shard = $2 AND id > $3",
+                )
+                .bind(&found.id.stream)
+                .bind(i32::from(found.id.index))
+                .bind(found.cursor.last_id)
+                .fetch_all(&mut *tx)
+                .await
+                .map_err(failed)?
+            } else {
+                Vec::new()
+            };
             owned.push(OwnedShard {
+                excepted,
                 lease: found.lease(wish.nonce),
                 takeovers: found.takeovers.count,
                 cursor: found.cursor,
@@ -264,7 +278,7 @@ impl OutboxStore for Postgres {
         let next = save.apply();
         let sql = format!(
             "UPDATE semel.outbox_shard s SET prev = $7::text::pg_snapshot, open = $8::text::pg_snapshot, last_id = $9,
-               version = $10, suspect = $11 WHERE {MINE} AND s.batch_no = $6"
+               version = $10, suspect = $11, log = $12 WHERE {MINE} AND s.batch_no = $6"
         );
         let update = query(AssertSqlSafe(sql))
             .bind(&lease.shard.stream)
@@ -277,7 +291,8 @@ impl OutboxStore for Postgres {
             .bind(next.open.as_ref().map(Mark::as_str))
             .bind(next.last_id)
             .bind(next.version)
-            .bind(next.suspect);
+            .bind(next.suspect)
+            .bind(next.log.map(|log| log.to_string()));
         if save.exceptions.is_empty() {
             let done = update
                 .execute(&self.own)
@@ -462,7 +477,8 @@ impl Postgres {
         };
         let sql = format!(
             "UPDATE semel.outbox_shard s SET prev = $6::text::pg_snapshot, open = $7::text::pg_snapshot, last_id = $8,
-               batch_no = $9, version = s.version + 1, suspect = NULL WHERE {MINE} AND s.map = $10 RETURNING {SHARD}"
+               batch_no = $9, version = s.version + 1, suspect = NULL, batch = coalesce($11, batch)
+             WHERE {MINE} AND s.map = $10 RETURNING {SHARD}"
         );
         let row = query(AssertSqlSafe(sql))
             .bind(&lease.shard.stream)
@@ -475,6 +491,7 @@ impl Postgres {
             .bind(last_id)
             .bind(batch_no)
             .bind(map)
+            .bind(open.map(|_| Nonce::random().0.to_vec()))
             .fetch_optional(&self.own)
             .await
             .map_err(|error| autocommit_failed("open_batch", error))?;

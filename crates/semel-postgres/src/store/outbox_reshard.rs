@@ -143,9 +143,11 @@ impl Postgres {
                 .fetch_one(&mut *tx)
                 .await
                 .map_err(failed)?;
-        let (epoch, batch_no, version, map): (i64, i64, i64, i64) = query_as(
-            "WITH gone AS (DELETE FROM semel.outbox_shard WHERE stream = $1 RETURNING epoch, batch_no, version, map)
-             SELECT max(epoch), max(batch_no), max(version) + 1, max(map) + 1 FROM gone",
+        // All up to the mark is in the log, and the places in it are those of other shards.
+        let (epoch, batch_no, version, map, log): (i64, i64, i64, i64, Option<String>) = query_as(
+            "WITH gone AS (DELETE FROM semel.outbox_shard WHERE stream = $1 RETURNING epoch, batch_no, version, map, log)
+             SELECT max(epoch), max(batch_no), max(version) + 1, max(map) + 1,
+               CASE WHEN count(log) > 0 THEN 'rebind' END FROM gone",
         )
         .bind(stream)
         .fetch_one(&mut *tx)
@@ -156,8 +158,8 @@ impl Postgres {
             let slots = Slots::of_shard(index, shards);
             query(
                 "INSERT INTO semel.outbox_shard
-                   (stream, shard, slot_first, slot_last, prev, epoch, batch_no, version, map)
-                 VALUES ($1, $2, $3, $4, $5::text::pg_snapshot, $6, $7, $8, $9)",
+                   (stream, shard, slot_first, slot_last, prev, epoch, batch_no, version, map, log)
+                 VALUES ($1, $2, $3, $4, $5::text::pg_snapshot, $6, $7, $8, $9, $10)",
             )
             .bind(stream)
             .bind(i32::from(index))
@@ -168,6 +170,7 @@ impl Postgres {
             .bind(batch_no)
             .bind(version)
             .bind(map)
+            .bind(&log)
             .execute(&mut *tx)
             .await
             .map_err(failed)?;

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use semel_core::inbox::headers;
-use semel_core::relay::{Cursor, Epoch, Mark, ShardId, ShardLease, Slots, Takeovers};
+use semel_core::relay::{Cursor, Epoch, LogCopy, Mark, ShardId, ShardLease, Slots, Takeovers};
 use semel_core::store::{Exception, ExceptionKind, OutboxRow, PageRow, StoredException};
 use semel_core::{ErrorKind, Event, Nonce, StoreError, Timestamp};
 use sqlx::Row as _;
@@ -16,7 +16,7 @@ pub(super) const EVENT: &str = "id, stream, event_id, topic, type, source, key, 
 /// The columns that [`shard`] reads, of the table `s`.
 pub(super) const SHARD: &str = "s.stream, s.shard, s.slot_first, s.slot_last, s.epoch, s.nonce, s.owner,
   s.until > clock_timestamp() AS held, s.prev::text AS prev, s.open::text AS open, s.last_id, s.batch_no, s.version,
-  s.suspect, s.takeovers";
+  s.suspect, s.batch, s.log, s.takeovers";
 
 /// One row of `semel.outbox_shard`.
 pub(super) struct Shard {
@@ -51,7 +51,9 @@ pub(super) fn shard(row: &PgRow) -> Result<Shard, StoreError> {
         u16::try_from(value).map_err(|error| sqlx::Error::Decode(error.into()))
     };
     let read = || -> Result<Shard, sqlx::Error> {
-        let nonce: Option<Vec<u8>> = row.try_get("nonce")?;
+        let (nonce, batch): (Option<Vec<u8>>, Option<Vec<u8>>) =
+            (row.try_get("nonce")?, row.try_get("batch")?);
+        let log: Option<String> = row.try_get("log")?;
         let takeovers: i32 = row.try_get("takeovers")?;
         Ok(Shard {
             id: ShardId {
@@ -73,6 +75,10 @@ pub(super) fn shard(row: &PgRow) -> Result<Shard, StoreError> {
                 batch_no: row.try_get("batch_no")?,
                 version: row.try_get("version")?,
                 suspect: row.try_get("suspect")?,
+                batch: batch
+                    .and_then(|bytes| bytes.try_into().ok())
+                    .map_or(Nonce([0; 16]), Nonce),
+                log: log.as_deref().map(log_copy).transpose()?,
             },
             takeovers: Takeovers {
                 count: u32::try_from(takeovers).unwrap_or(0),
@@ -88,6 +94,11 @@ pub(super) fn shard(row: &PgRow) -> Result<Shard, StoreError> {
         )
         .with_source(error)
     })
+}
+
+fn log_copy(text: &str) -> Result<LogCopy, sqlx::Error> {
+    LogCopy::parse(text)
+        .ok_or_else(|| sqlx::Error::Decode(format!("column log cannot be read: {text:?}").into()))
 }
 
 /// A row of the outbox or of the exceptions. What cannot be read makes this row barred, never the page.

@@ -61,8 +61,10 @@ CREATE TABLE semel_outbox_shard (
   open          INTEGER,
   last_id       INTEGER NOT NULL DEFAULT 0,
   batch_no      INTEGER NOT NULL DEFAULT 0,
+  batch         BLOB, -- random bits of the batch opened last
   version       INTEGER NOT NULL DEFAULT 0,
   suspect       INTEGER,
+  log           TEXT, -- where a log holds the cursor: how far it has got at least, or 'rebind'
   takeovers     INTEGER NOT NULL DEFAULT 0,
   seen_batch_no INTEGER NOT NULL DEFAULT 0,
   seen_last_id  INTEGER NOT NULL DEFAULT 0,

@@ -6,4 +6,4 @@ INSERT INTO sqlite_sequence (name, seq) SELECT 'semel_outbox', max((SELECT coale
   (SELECT coalesce(max(max(prev, coalesce(open, 0))), 0) FROM semel_outbox_shard))
   WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'semel_outbox');
 UPDATE semel_outbox_shard SET prev = 0, open = NULL, last_id = 0, batch_no = batch_no + 1, version = version + 1,
-  suspect = NULL;
+  suspect = NULL, log = iif(log IS NULL, NULL, 'rebind');

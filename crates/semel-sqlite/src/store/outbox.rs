@@ -22,7 +22,7 @@ use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Opening, OutboxStore,
     Page, PageSize, RESHARD_REST_MS, ShardBacklog, StoredException, check_stream, exception_repeated,
 };
-use semel_core::{ErrorKind, StoreError, Timestamp};
+use semel_core::{ErrorKind, Nonce, StoreError, Timestamp};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, SqliteConnection};
 
@@ -132,7 +132,21 @@ impl OutboxStore for Sqlite {
             .fetch_all(&mut *tx)
             .await
             .map_err(failed)?;
+            let excepted: Vec<i64> = if found.cursor.open.is_some() {
+                sqlx::query_scalar(
+                    "SELECT id FROM semel_outbox_exception WHERE stream = ?1 AND shard = ?2 AND id > ?3",
+                )
+                .bind(&found.id.stream)
+                .bind(found.id.index)
+                .bind(found.cursor.last_id)
+                .fetch_all(&mut *tx)
+                .await
+                .map_err(failed)?
+            } else {
+                Vec::new()
+            };
             owned.push(OwnedShard {
+                excepted,
                 lease: found.lease(epoch, wish.nonce),
                 cursor: found.cursor,
                 takeovers: takeovers.count,
@@ -231,7 +245,8 @@ impl OutboxStore for Sqlite {
         let failed = |error| classify("save_cursor", error);
         let next = save.apply();
         let sql = format!(
-            "UPDATE semel_outbox_shard SET prev = ?7, open = ?8, last_id = ?9, version = ?10, suspect = ?11
+            "UPDATE semel_outbox_shard SET prev = ?7, open = ?8, last_id = ?9, version = ?10, suspect = ?11,
+             log = ?12
              WHERE {MINE} AND batch_no = ?6"
         );
         let update = sqlx::query(AssertSqlSafe(sql))
@@ -245,7 +260,8 @@ impl OutboxStore for Sqlite {
             .bind(next.open.as_ref().map(id_of).transpose()?)
             .bind(next.last_id)
             .bind(next.version)
-            .bind(next.suspect);
+            .bind(next.suspect)
+            .bind(next.log.map(|log| log.to_string()));
         if save.exceptions.is_empty() {
             let turn = self.turn("save_cursor").await?;
             let done = update.execute(&self.writer).await.map_err(failed)?;
@@ -469,7 +485,7 @@ impl Sqlite {
         // This commit is also the durability gate.
         let sql = format!(
             "UPDATE semel_outbox_shard SET prev = ?6, open = ?7, last_id = ?8, batch_no = ?9, version = version + 1,
-             suspect = NULL WHERE {MINE} AND map = ?10 RETURNING {SHARD}"
+             suspect = NULL, batch = coalesce(?11, batch) WHERE {MINE} AND map = ?10 RETURNING {SHARD}"
         );
         let (prev, open, last_id, batch_no) = match first {
             Some(first) => (prev, Some(cur), first - 1, from.batch_no + 1),
@@ -487,6 +503,7 @@ impl Sqlite {
             .bind(last_id)
             .bind(batch_no)
             .bind(map)
+            .bind(open.map(|_| Nonce::random().0.to_vec()))
             .fetch_optional(&self.writer)
             .await
             .map_err(failed)?;

@@ -87,8 +87,10 @@ impl Sqlite {
                 .fetch_one(&mut *tx)
                 .await
                 .map_err(failed)?;
-        let (epoch, batch_no, version, map): (i64, i64, i64, i64) = sqlx::query_as(
-            "SELECT max(epoch), max(batch_no), max(version) + 1, max(map) + 1 FROM semel_outbox_shard WHERE stream = ?1",
+        // All up to the mark is in the log, and the places in it are those of other shards.
+        let (epoch, batch_no, version, map, log): (i64, i64, i64, i64, Option<String>) = sqlx::query_as(
+            "SELECT max(epoch), max(batch_no), max(version) + 1, max(map) + 1,
+               CASE WHEN count(log) > 0 THEN 'rebind' END FROM semel_outbox_shard WHERE stream = ?1",
         )
         .bind(stream)
         .fetch_one(&mut *tx)
@@ -103,8 +105,8 @@ impl Sqlite {
             let slots = Slots::of_shard(index, shards);
             sqlx::query(
                 "INSERT INTO semel_outbox_shard
-                   (stream, shard, slot_first, slot_last, prev, epoch, batch_no, version, map)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+                   (stream, shard, slot_first, slot_last, prev, epoch, batch_no, version, map, log)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
             )
             .bind(stream)
             .bind(index)
@@ -115,6 +117,7 @@ impl Sqlite {
             .bind(batch_no)
             .bind(version)
             .bind(map)
+            .bind(&log)
             .execute(&mut *tx)
             .await
             .map_err(failed)?;

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use semel_core::inbox::headers;
-use semel_core::relay::{Cursor, Epoch, Mark, ShardId, ShardLease, Slots, Takeovers};
+use semel_core::relay::{Cursor, Epoch, LogCopy, Mark, ShardId, ShardLease, Slots, Takeovers};
 use semel_core::store::{Exception, ExceptionKind, OutboxRow, PageRow, StoredException};
 use semel_core::{ErrorKind, Event, Nonce, StoreError, Timestamp};
 use sqlx::Row as _;
@@ -17,7 +17,7 @@ pub(super) const EVENT: &str =
 /// The columns that [`shard`] reads.
 pub(super) const SHARD: &str =
     "stream, shard, slot_first, slot_last, epoch, nonce, owner, until, prev, open, last_id,
-  batch_no, version, suspect, takeovers, seen_batch_no, seen_last_id";
+  batch_no, batch, version, suspect, log, takeovers, seen_batch_no, seen_last_id";
 
 /// One row of `semel_outbox_shard`.
 pub(super) struct Shard {
@@ -48,7 +48,9 @@ impl Shard {
 
 pub(super) fn shard(row: &SqliteRow) -> Result<Shard, StoreError> {
     let read = || -> Result<Shard, sqlx::Error> {
-        let nonce: Option<Vec<u8>> = row.try_get("nonce")?;
+        let (nonce, batch): (Option<Vec<u8>>, Option<Vec<u8>>) =
+            (row.try_get("nonce")?, row.try_get("batch")?);
+        let log: Option<String> = row.try_get("log")?;
         Ok(Shard {
             id: ShardId {
                 stream: row.try_get("stream")?,
@@ -69,6 +71,10 @@ pub(super) fn shard(row: &SqliteRow) -> Result<Shard, StoreError> {
                 batch_no: row.try_get("batch_no")?,
                 version: row.try_get("version")?,
                 suspect: row.try_get("suspect")?,
+                batch: batch
+                    .and_then(|bytes| bytes.try_into().ok())
+                    .map_or(Nonce([0; 16]), Nonce),
+                log: log.as_deref().map(log_copy).transpose()?,
             },
             takeovers: Takeovers {
                 count: row.try_get("takeovers")?,
@@ -90,6 +96,11 @@ pub(super) fn id_of(mark: &Mark) -> Result<i64, StoreError> {
         let text = format!("the mark {:?} was not made by SQLite", mark.as_str());
         StoreError::new(ErrorKind::Invalid, "read mark", text)
     })
+}
+
+fn log_copy(text: &str) -> Result<LogCopy, sqlx::Error> {
+    LogCopy::parse(text)
+        .ok_or_else(|| sqlx::Error::Decode(format!("column log cannot be read: {text:?}").into()))
 }
 
 /// A row of the outbox or of the exceptions. What cannot be read makes this row barred, never the page.

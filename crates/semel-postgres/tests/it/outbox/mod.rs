@@ -143,6 +143,7 @@ async fn batch(db: &Postgres, owned: &mut OwnedShard) -> Vec<String> {
         finished: true,
         suspect: None,
         exceptions: Vec::new(),
+        log: None,
     };
     let Guarded::Done(cursor) = db.save_cursor(&owned.lease, &save).await.unwrap() else {
         panic!("not the owner")
@@ -307,6 +308,7 @@ async fn a_row_written_at_an_impossible_time_is_read_like_any_other() {
             attempts: 1,
             reason: "refused".to_owned(),
         }],
+        log: None,
         from: cursor,
     };
     let Guarded::Done(cursor) = db.save_cursor(&owned.lease, &save).await.unwrap() else {

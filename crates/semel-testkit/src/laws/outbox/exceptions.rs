@@ -18,6 +18,7 @@ fn parked(row: i64) -> Exception {
 fn parking(reader: &Reader, rows: &[i64]) -> CursorSave {
     CursorSave {
         exceptions: rows.iter().copied().map(parked).collect(),
+        log: None,
         ..reader.saving(*rows.last().unwrap(), false)
     }
 }

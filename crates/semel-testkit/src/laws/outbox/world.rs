@@ -211,6 +211,7 @@ impl Reader {
             finished,
             suspect: None,
             exceptions: Vec::new(),
+            log: None,
         }
     }
 

@@ -83,6 +83,7 @@ pub(super) async fn send(sink: &dyn Sink, rows: &[Arc<OutboxRow>], deadline: Dur
         let (most, one_per_key) = match sink.order() {
             SinkOrder::OnePerKey { in_flight_max } => (in_flight_max, true),
             SinkOrder::Pipelined { in_flight_max } => (in_flight_max, false),
+            SinkOrder::Transactional { .. } => panic!("these are not the laws of a log"),
         };
         assert!(most > 0, "a sink that takes no row at all");
         for (index, row) in rows.iter().enumerate() {

@@ -35,8 +35,10 @@ pub async fn rows_of_a_key_arrive_in_order_and_once(bed: &dyn SinkBed) {
 /// Law: a call with as many rows as the sink says it takes has a result for each of them.
 pub async fn a_full_page_is_answered_row_by_row(bed: &dyn SinkBed) {
     let topic = bed.topic().await;
-    let (SinkOrder::OnePerKey { in_flight_max } | SinkOrder::Pipelined { in_flight_max }) =
-        bed.sink().order();
+    let in_flight_max = match bed.sink().order() {
+        SinkOrder::OnePerKey { in_flight_max } | SinkOrder::Pipelined { in_flight_max } => in_flight_max,
+        SinkOrder::Transactional { .. } => panic!("these are not the laws of a log"),
+    };
     let count = i64::try_from(in_flight_max).unwrap();
     // A key for each: every order takes that in one call.
     let page = rows(&topic, count, 0, count);

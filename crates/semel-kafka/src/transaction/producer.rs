@@ -1,5 +1,6 @@
 //! One transactional producer, good until its first result that is not definite.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,14 +8,11 @@ use std::time::Duration;
 use rdkafka::config::{FromClientConfigAndContext as _, RDKafkaLogLevel};
 use rdkafka::consumer::ConsumerGroupMetadata;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
-use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer as _, ProducerContext};
 use rdkafka::util::Timeout;
 use rdkafka::{ClientContext, TopicPartitionList};
 use semel_core::{Clock as _, ErrorKind, StoreError, SystemClock};
 
-use super::Output;
-use super::config::ProcessorConfig;
 use super::verdict::{Facts, Step, Verdict, verdict};
 use crate::client;
 
@@ -23,14 +21,14 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// Trouble in a transaction, judged.
 #[derive(Debug)]
-pub(super) struct Trouble {
-    pub(super) verdict: Verdict,
-    pub(super) code: Code,
-    pub(super) why: String,
+pub(crate) struct Trouble {
+    pub(crate) verdict: Verdict,
+    pub(crate) code: Code,
+    pub(crate) why: String,
     /// The input whose output was refused for itself.
-    pub(super) blames: Option<usize>,
+    pub(crate) blames: Option<usize>,
     /// A batch was too large: which of its records is to blame shows when they go one by one.
-    pub(super) batch_too_large: bool,
+    pub(crate) batch_too_large: bool,
 }
 
 impl Trouble {
@@ -45,6 +43,9 @@ impl Trouble {
         }
     }
 }
+
+/// A record with the number of the input that it came from.
+pub(crate) type Record<'a> = BaseRecord<'a, [u8], [u8], Box<usize>>;
 
 /// Receives delivery reports, on the polling thread.
 #[derive(Default)]
@@ -79,8 +80,19 @@ impl ProducerContext for Reports {
     }
 }
 
+/// What a transactional producer is made of.
+pub(crate) struct Settings<'a> {
+    pub(crate) bootstrap: &'a str,
+    pub(crate) transactional_id: String,
+    /// How long a transaction may last at the broker.
+    pub(crate) timeout: Duration,
+    /// More settings of the caller's own, which the user may not contradict.
+    pub(crate) own: Vec<(&'static str, String)>,
+    pub(crate) properties: BTreeMap<String, String>,
+}
+
 /// A transactional producer with its polling thread, without which aborts would wait for their whole time-out.
-pub(super) struct Producer {
+pub(crate) struct Producer {
     inner: Arc<BaseProducer<Reports>>,
     stop: Arc<AtomicBool>,
     /// Whether each record is a batch of its own.
@@ -94,10 +106,10 @@ pub(super) struct Producer {
 impl Producer {
     /// Makes one and ends whatever its predecessor under the same id left open: it is fenced from here on. `single`
     /// makes each record a batch of its own.
-    pub(super) fn start(config: &ProcessorConfig, single: bool) -> Result<Self, StoreError> {
-        let limit = config.transaction_timeout;
+    pub(crate) fn start(settings: &Settings<'_>, single: bool) -> Result<Self, StoreError> {
+        let limit = settings.timeout;
         let mut own = vec![
-            ("transactional.id", config.transactional_id.clone()),
+            ("transactional.id", settings.transactional_id.clone()),
             ("transaction.timeout.ms", limit.as_millis().to_string()),
             // Below the transaction's: a record is given up before the transaction is.
             ("message.timeout.ms", (limit.as_millis() * 4 / 5).to_string()),
@@ -108,9 +120,8 @@ impl Producer {
         if single {
             own.push(("batch.num.messages", "1".to_owned()));
         }
-        let mut user = config.properties.clone();
-        user.extend(config.producer_properties.clone());
-        let settings = client::settings(&config.bootstrap, &own, &user)?;
+        own.extend(settings.own.iter().cloned());
+        let settings = client::settings(settings.bootstrap, &own, &settings.properties)?;
         let inner =
             BaseProducer::from_config_and_context(&settings, Reports::default()).map_err(client::not_made)?;
         let inner = Arc::new(inner);
@@ -142,7 +153,7 @@ impl Producer {
         Ok(producer)
     }
 
-    pub(super) const fn single(&self) -> bool {
+    pub(crate) const fn single(&self) -> bool {
         self.single
     }
 
@@ -167,15 +178,15 @@ impl Producer {
         }
     }
 
-    pub(super) fn begin(&mut self) -> Result<(), Trouble> {
+    pub(crate) fn begin(&mut self) -> Result<(), Trouble> {
         *self.inner.context().failed() = None;
         self.begun = SystemClock.monotonic();
         self.repeat(Step::Begin, || self.inner.begin_transaction())
     }
 
     /// Hands a record over; when the queue is full, waits, so that none passes another.
-    pub(super) fn send(&self, input: usize, output: &Output) -> Result<(), Trouble> {
-        let mut record = record(input, output);
+    pub(crate) fn send(&self, input: usize, record: Record<'_>) -> Result<(), Trouble> {
+        let mut record = record;
         loop {
             let (error, again) = match self.inner.send(record) {
                 Ok(()) => return Ok(()),
@@ -192,7 +203,7 @@ impl Producer {
     }
 
     /// Waits until every record is delivered. Not librdkafka's flush, which takes 100 ms at least.
-    pub(super) fn drain(&self) -> Result<(), Trouble> {
+    pub(crate) fn drain(&self) -> Result<(), Trouble> {
         while self.inner.in_flight_count() > 0 && self.inner.context().failed().is_none() {
             if !self.time_left() {
                 let error = KafkaError::Flush(Code::OperationTimedOut);
@@ -206,7 +217,7 @@ impl Producer {
         }
     }
 
-    pub(super) fn send_offsets(
+    pub(crate) fn send_offsets(
         &self,
         offsets: &TopicPartitionList,
         group: &ConsumerGroupMetadata,
@@ -217,12 +228,12 @@ impl Producer {
         })
     }
 
-    pub(super) fn commit(&self) -> Result<(), Trouble> {
+    pub(crate) fn commit(&self) -> Result<(), Trouble> {
         // Without a limit of ours: the rest of the transaction's time. Everything is drained, so nothing is flushed.
         self.repeat(Step::Commit, || self.inner.commit_transaction(Timeout::Never))
     }
 
-    pub(super) fn abort(&mut self) -> Result<(), Trouble> {
+    pub(crate) fn abort(&mut self) -> Result<(), Trouble> {
         self.begun = SystemClock.monotonic();
         self.repeat(Step::Abort, || self.inner.abort_transaction(Timeout::Never))
     }
@@ -250,29 +261,8 @@ fn not_delivered(input: usize, error: &KafkaError, time_left: bool, alone: bool)
     trouble
 }
 
-fn record(input: usize, output: &Output) -> BaseRecord<'_, [u8], [u8], Box<usize>> {
-    let mut headers = OwnedHeaders::new_with_capacity(output.headers.len());
-    for (key, value) in &output.headers {
-        headers = headers.insert(Header {
-            key,
-            value: value.as_deref(),
-        });
-    }
-    let mut record = BaseRecord::with_opaque_to(&output.topic, Box::new(input)).headers(headers);
-    if let Some(partition) = output.partition {
-        record = record.partition(partition);
-    }
-    if let Some(key) = &output.key {
-        record = record.key(&key[..]);
-    }
-    if let Some(data) = &output.data {
-        record = record.payload(&data[..]);
-    }
-    record
-}
-
 impl Trouble {
-    pub(super) fn into_error(self, operation: &'static str) -> StoreError {
+    pub(crate) fn into_error(self, operation: &'static str) -> StoreError {
         let kind = match self.verdict {
             Verdict::Fatal => ErrorKind::Invalid,
             Verdict::Retry | Verdict::AbortAndRewind | Verdict::RecreateProducer => ErrorKind::Unavailable,

@@ -4,7 +4,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 
 /// Which call failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(crate) enum Step {
     /// `init_transactions`: fences the predecessor.
     Init,
     Begin,
@@ -20,7 +20,7 @@ pub(super) enum Step {
 
 /// What to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// The same call again, never another one: the operation may go on behind.
     Retry,
     /// Abort, and take every partition back to its committed offset.
@@ -34,19 +34,19 @@ pub(super) enum Verdict {
 
 /// What is known about an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Facts {
-    pub(super) code: Code,
+pub(crate) struct Facts {
+    pub(crate) code: Code,
     /// librdkafka's flags, in the order in which they are asked.
-    pub(super) fatal: bool,
-    pub(super) requires_abort: bool,
-    pub(super) retriable: bool,
+    pub(crate) fatal: bool,
+    pub(crate) requires_abort: bool,
+    pub(crate) retriable: bool,
     /// Whether the transaction's time allows another try.
-    pub(super) time_left: bool,
+    pub(crate) time_left: bool,
 }
 
 impl Facts {
     /// The facts about an error of the client.
-    pub(super) fn of(error: &KafkaError, time_left: bool) -> Self {
+    pub(crate) fn of(error: &KafkaError, time_left: bool) -> Self {
         let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
         match error {
             KafkaError::Transaction(error) => Self {
@@ -76,7 +76,7 @@ impl Facts {
 }
 
 /// The verdict on an error in this step.
-pub(super) fn verdict(step: Step, facts: &Facts) -> Verdict {
+pub(crate) fn verdict(step: Step, facts: &Facts) -> Verdict {
     if unmendable(facts.code) {
         return Verdict::Fatal;
     }
@@ -134,7 +134,7 @@ const fn unmendable(code: Code) -> bool {
 }
 
 /// Somebody else uses the transactional id, or the broker has forgotten this producer.
-pub(super) const fn fenced(code: Code) -> bool {
+pub(crate) const fn fenced(code: Code) -> bool {
     matches!(
         code,
         Code::Fenced

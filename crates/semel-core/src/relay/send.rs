@@ -1,0 +1,110 @@
+//! Handing rows to a sink that takes each for itself.
+
+use std::sync::Arc;
+
+use super::command::Command;
+use super::machine::Machine;
+use super::window::State;
+use crate::store::SinkOrder;
+
+impl Machine {
+    /// Hands rows to the sink; returns the row that must be marked in the store before it is sent.
+    pub(super) fn decide_sends(&mut self, now: u64, commands: &mut Vec<Command>) -> Option<i64> {
+        if self.stopping || self.careful.probing || self.window.is_empty() {
+            return None;
+        }
+        if let Some(pause) = &self.pause
+            && now < pause.until
+        {
+            self.wake_by(pause.until);
+            return None;
+        }
+        let deadline_ms = self.time_to_send(now)?;
+        let one_by_one = self.in_half_open() || self.careful.rows > 0;
+        let (one_per_key, most) = match self.order {
+            SinkOrder::OnePerKey { in_flight_max } => (true, in_flight_max),
+            SinkOrder::Pipelined { in_flight_max } => {
+                (false, if self.calls.is_empty() { in_flight_max } else { 0 })
+            }
+            // Those go out by `decide_transactions`.
+            SinkOrder::Transactional { .. } => return None,
+        };
+        // The other half of the window is read while this one is sent.
+        let most = most.min((self.policy.window_rows / 2).max(1));
+        let room = if one_by_one {
+            1
+        } else {
+            most.max(usize::from(self.calls.is_empty()))
+        };
+        let room = room.saturating_sub(if one_per_key || one_by_one {
+            self.in_flight()
+        } else {
+            0
+        });
+        if room == 0 {
+            return None;
+        }
+        let rotate = one_per_key && self.in_half_open() && self.careful.rows == 0;
+        let mut picked = self
+            .window
+            .pick(now, if rotate { usize::MAX } else { room }, one_per_key);
+        if let Some(at) = picked.wake {
+            self.wake_by(at);
+        }
+        if rotate {
+            // Another row each time: one that never goes through must not keep the others from trying.
+            let next = picked.rows.iter().copied().find(|row| *row > self.last_tried);
+            let next = next.or_else(|| picked.rows.first().copied());
+            picked.rows = next.into_iter().collect();
+        }
+        let first = *picked.rows.first()?;
+        self.last_tried = first;
+        if self.careful.rows > 0 {
+            if self.careful.inherited == Some(first) {
+                self.careful.probing = true;
+                commands.push(Command::Probe);
+                return None;
+            }
+            if self.cursor.suspect != Some(first) {
+                return Some(first);
+            }
+        }
+        if one_per_key {
+            for row in picked.rows {
+                self.publish(&[row], deadline_ms, commands);
+            }
+        } else {
+            self.publish(&picked.rows, deadline_ms, commands);
+        }
+        None
+    }
+
+    /// How long a send that begins now may last. A shorter time than a quarter of it is not worth beginning; the next
+    /// renewal brings more (rule O17).
+    pub(super) fn time_to_send(&self, now: u64) -> Option<u64> {
+        let left = self.lease_until.saturating_sub(now);
+        (left >= (self.policy.send_timeout_ms / 4).max(1)).then(|| self.policy.send_timeout_ms.min(left))
+    }
+
+    pub(super) fn new_call(&mut self, rows: Vec<i64>) -> u64 {
+        self.next_call += 1;
+        self.calls.insert(self.next_call, rows);
+        self.next_call
+    }
+
+    fn publish(&mut self, rows: &[i64], deadline_ms: u64, commands: &mut Vec<Command>) {
+        let mut handed = Vec::with_capacity(rows.len());
+        for row in rows {
+            if let Some(entry) = self.window.get_mut(*row) {
+                entry.state = State::InFlight;
+                handed.push(Arc::clone(&entry.row));
+            }
+        }
+        let call = self.new_call(rows.to_vec());
+        commands.push(Command::Publish {
+            call,
+            rows: handed,
+            deadline_ms,
+        });
+    }
+}
