@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use semel_core::OutboxStore;
 use semel_core::error::chain;
-use semel_core::relay::{ShardId, ShardLease};
+use semel_core::relay::{Epoch, ShardId, ShardLease};
+use semel_core::store::Guarded;
 use tokio::sync::watch;
 
 use crate::clock::LocalClock;
@@ -70,6 +71,7 @@ impl Leases {
     ) {
         let lease_ms = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
         let mut wait = lease / 5;
+        let mut said = Said::default();
         loop {
             tokio::time::sleep(wait).await;
             wait = lease / 5;
@@ -83,6 +85,9 @@ impl Leases {
                     status.totals(|totals| totals.trouble = None);
                     for (lease, mine) in leases.iter().zip(mine) {
                         self.tell(lease, if mine { Held::Until(until) } else { Held::Lost });
+                        if mine {
+                            say(&*store, &status, lease, &mut said).await;
+                        }
                     }
                 }
                 Err(error) => {
@@ -92,6 +97,26 @@ impl Leases {
                 }
             }
         }
+    }
+}
+
+/// What was last left in the store about each shard.
+type Said = HashMap<ShardId, (Epoch, Option<String>)>;
+
+/// Leaves in the store why a shard sends nothing, for whoever asks from elsewhere; only when that has changed.
+async fn say(store: &dyn OutboxStore, status: &Status, lease: &ShardLease, said: &mut Said) {
+    let Some(desk) = store.desk() else { return };
+    let now = (lease.epoch, status.note(&lease.shard));
+    if said.get(&lease.shard) == Some(&now) {
+        return;
+    }
+    match desk.note(lease, now.1.as_deref()).await {
+        Ok(Guarded::Done(())) => {
+            said.insert(lease.shard.clone(), now);
+        }
+        // The next renewal finds out who owns it.
+        Ok(Guarded::Lost | Guarded::Reload) => {}
+        Err(error) => tracing::debug!(shard = %lease.shard, error = chain(&error), "its state was not noted"),
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use semel_core::error::chain;
 use semel_core::host::dice;
-use semel_core::relay::{End, OwnedShard, ShardLease};
+use semel_core::relay::{End, OwnedShard, ShardLease, note_text};
 use semel_core::store::Acquire;
 use semel_core::{Nonce, OutboxStore, Retry, Sink, StoreError};
 use tokio::task::{JoinError, JoinSet};
@@ -225,8 +225,19 @@ impl Relay {
             }
             Err(error) => {
                 tracing::error!(shard = %lease.shard, error = chain(&error), "shard stopped");
+                self.leave_word(&lease, &error).await;
                 self.give_back(&lease).await;
                 Err(error)
+            }
+        }
+    }
+
+    /// Says in the store why it stopped, for whoever asks there.
+    async fn leave_word(&self, lease: &ShardLease, error: &StoreError) {
+        if let Some(desk) = self.shell.store.desk() {
+            let note = note_text(&format!("stopped: {}", chain(error)));
+            if let Err(error) = desk.note(lease, Some(&note)).await {
+                tracing::debug!(shard = %lease.shard, error = chain(&error), "its end was not noted");
             }
         }
     }

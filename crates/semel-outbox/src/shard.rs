@@ -5,14 +5,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use semel_core::error::chain;
 use semel_core::host::dice;
 use semel_core::relay::{Command, Discord, End, Input, LogPlace, Machine, OwnedShard, ShardId, StoreCall};
 use semel_core::store::{
-    CursorSave, Guarded, Opening, OutboxRow, Page, SinkError, SinkErrorClass, SinkOrder, TransactionEnd,
-    TransactionFuture,
+    CursorSave, Guarded, Opening, OutboxRow, Page, PageRow, RedriveSave, SinkError, SinkErrorClass,
+    SinkOrder, Taken, TransactionEnd, TransactionFuture, no_desk,
 };
 use semel_core::{ErrorKind, OutboxStore, Retry, Sink, StoreError, crash_point};
 use tokio::sync::watch;
@@ -120,6 +121,18 @@ impl Shell {
                 let reply = store.load(&lease).await;
                 answer(&status, reply, StoreCall::Read, Input::Loaded)
             }),
+            Command::Take { size } => Box::pin(async move {
+                let Some(desk) = store.desk() else {
+                    return Ok(Input::Taken(Guarded::Done(Taken::default())));
+                };
+                let reply = desk.take(&lease, size).await;
+                let reply = reply.map(|reply| judge_taken(reply, &*sink));
+                answer(&status, reply, StoreCall::Desk, Input::Taken)
+            }),
+            Command::Settle(save) => Box::pin(async move {
+                let reply = settle(&*store, &lease, &save).await;
+                answer(&status, reply, StoreCall::Desk, Input::Settled)
+            }),
             Command::Publish {
                 call,
                 rows,
@@ -225,6 +238,28 @@ async fn save_cursor(
     reply
 }
 
+async fn settle(
+    store: &dyn OutboxStore,
+    lease: &semel_core::relay::ShardLease,
+    save: &RedriveSave,
+) -> Result<Guarded<Vec<Bytes>>, StoreError> {
+    let Some(desk) = store.desk() else {
+        return Err(no_desk(store.capabilities().name));
+    };
+    crash_point("relay.before_settle");
+    let reply = desk.settle(lease, save).await;
+    if let Ok(Guarded::Done(_)) = &reply {
+        crash_point("relay.settled");
+        for row in &save.removed {
+            tracing::info!(shard = %lease.shard, row, "an event that was set aside is sent or dropped, as asked");
+        }
+        for it in &save.failed {
+            tracing::warn!(shard = %lease.shard, row = it.row, reason = %it.reason, "an event that was sent again was refused again");
+        }
+    }
+    reply
+}
+
 async fn publish(
     sink: Arc<dyn Sink>,
     call: u64,
@@ -254,17 +289,31 @@ async fn publish(
 fn judge(reply: Guarded<Page>, sink: &dyn Sink) -> Guarded<Page> {
     match reply {
         Guarded::Done(mut page) => {
-            for row in page.rows.iter_mut().filter(|row| row.barred.is_none()) {
-                let event = &row.row.event;
-                row.barred = event
-                    .check()
-                    .and_then(|()| sink.check(event))
-                    .err()
-                    .map(|limit| limit.to_string());
-            }
+            page.rows.iter_mut().for_each(|row| bar(row, sink));
             Guarded::Done(page)
         }
         other => other,
+    }
+}
+
+fn judge_taken(reply: Guarded<Taken>, sink: &dyn Sink) -> Guarded<Taken> {
+    match reply {
+        Guarded::Done(mut taken) => {
+            taken
+                .rows
+                .iter_mut()
+                .for_each(|row| bar(&mut row.stored.row, sink));
+            Guarded::Done(taken)
+        }
+        other => other,
+    }
+}
+
+fn bar(row: &mut PageRow, sink: &dyn Sink) {
+    let event = &row.row.event;
+    if row.barred.is_none() {
+        let checked = event.check().and_then(|()| sink.check(event));
+        row.barred = checked.err().map(|limit| limit.to_string());
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use semel_core::relay::{Counters, Machine, PauseKind, ShardId};
+use semel_core::relay::{Counters, Machine, PauseKind, ShardId, note_text};
 use semel_core::{Clock, Timestamp};
 use tokio::sync::Notify;
 
@@ -18,6 +18,12 @@ pub struct RelayStats {
     pub published: u64,
     /// Sends that failed and were, or will be, repeated.
     pub retries: u64,
+    /// Of these, because the receiver was away.
+    pub away: u64,
+    /// Of these, because the destination was missing or forbidden.
+    pub destination: u64,
+    /// Of these, because the event itself was refused.
+    pub refused: u64,
     /// Events set aside in the exceptions table.
     pub excepted: u64,
     /// Batches opened.
@@ -130,6 +136,13 @@ impl Status {
         }
     }
 
+    /// Why a shard sends nothing, as it is left in the store: the same text for as long as the reason is the same.
+    pub(crate) fn note(&self, shard: &ShardId) -> Option<String> {
+        let inner = self.lock();
+        let paused = inner.shards.get(shard)?.paused.as_ref()?;
+        Some(note_text(&format!("{}: {}", paused.kind.as_str(), paused.reason)))
+    }
+
     /// A machine has ended: what it did stays counted.
     pub(crate) fn ended(&self, shard: &ShardId) {
         let mut inner = self.lock();
@@ -142,6 +155,9 @@ impl Status {
 fn add(totals: &mut RelayStats, counters: Counters) {
     totals.published += counters.published;
     totals.retries += counters.retries;
+    totals.away += counters.away;
+    totals.destination += counters.destination;
+    totals.refused += counters.refused;
     totals.excepted += counters.excepted;
     totals.batches += counters.batches;
     totals.saves += counters.saves;

@@ -4,6 +4,7 @@ mod inbox;
 mod keys;
 mod log;
 mod outbox;
+mod outbox_desk;
 mod saga;
 
 pub use inbox::{MemoryInbox, MemoryTx};

@@ -1,6 +1,6 @@
 //! An outbox in memory.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
@@ -13,9 +13,9 @@ use crate::event::Event;
 use crate::host::{Clock, SystemClock, Timestamp};
 use crate::relay::{Cursor, Epoch, LogCopy, Mark, OwnedShard, ShardId, ShardLease, Slots, Takeovers};
 use crate::store::{
-    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Exception, ExceptionKind,
-    Guarded, Opening, OutboxRow, OutboxStore, Page, PageRow, PageSize, RESHARD_HOLD_MS, RESHARD_REST_MS,
-    ShardBacklog, StoredException, check_stream, event_repeated,
+    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, DeskEntry, DeskRow, Due, Exception,
+    Guarded, Opening, OutboxDesk, OutboxRow, OutboxStore, Page, PageRow, PageSize, RESHARD_HOLD_MS,
+    RESHARD_REST_MS, ShardBacklog, StoredException, check_stream, event_repeated,
 };
 
 /// An outbox in this process's memory: the specification, and a full backend for tests.
@@ -23,40 +23,42 @@ use crate::store::{
 /// Transactions overlap as they do on PostgreSQL: a row's number is drawn when it is written, and it becomes visible
 /// when its transaction commits. A mark is the number of commits so far.
 pub struct MemoryOutbox {
-    clock: Arc<dyn Clock>,
+    pub(super) clock: Arc<dyn Clock>,
     state: Mutex<Inner>,
 }
 
 #[derive(Default)]
-struct Inner {
-    last_id: i64,
-    commits: u64,
+pub(super) struct Inner {
+    pub(super) last_id: i64,
+    pub(super) commits: u64,
     /// By number: when it was committed, and the row.
-    rows: BTreeMap<i64, (u64, OutboxRow)>,
-    shards: BTreeMap<ShardId, Shard>,
-    exceptions: BTreeMap<i64, StoredException>,
+    pub(super) rows: BTreeMap<i64, (u64, OutboxRow)>,
+    pub(super) shards: BTreeMap<ShardId, Shard>,
+    pub(super) exceptions: BTreeMap<i64, DeskRow>,
+    pub(super) log: Vec<DeskEntry>,
     /// By time, then in the order of writing.
     delayed: BTreeMap<(Timestamp, u64), Event>,
     last_delayed: u64,
     /// By stream: the map that is wanted.
-    changes: BTreeMap<String, Change>,
+    pub(super) changes: BTreeMap<String, Change>,
 }
 
 /// Another number of shards that is asked for, and the commit up to which every shard is run.
-struct Change {
+pub(super) struct Change {
     shards: u16,
     mark: u64,
-    hold_until: Timestamp,
+    pub(super) hold_until: Timestamp,
 }
 
-struct Shard {
-    slots: Slots,
-    epoch: i64,
-    nonce: Option<Nonce>,
-    owner: String,
-    until: Timestamp,
+pub(super) struct Shard {
+    pub(super) slots: Slots,
+    pub(super) epoch: i64,
+    pub(super) nonce: Option<Nonce>,
+    pub(super) owner: String,
+    pub(super) until: Timestamp,
     takeovers: Takeovers,
-    cursor: Cursor,
+    pub(super) cursor: Cursor,
+    pub(super) note: Option<(String, Timestamp)>,
 }
 
 impl Shard {
@@ -78,6 +80,7 @@ impl Shard {
                 suspect: None,
                 log,
             },
+            note: None,
         }
     }
 }
@@ -96,7 +99,7 @@ impl Default for MemoryOutbox {
     }
 }
 
-fn commit_of(mark: &Mark) -> u64 {
+pub(super) fn commit_of(mark: &Mark) -> u64 {
     mark.as_str().parse().unwrap_or(0)
 }
 
@@ -109,8 +112,9 @@ impl Inner {
             };
             let slots = Slots::of_shard(index, shards);
             for it in self.exceptions.values_mut() {
-                if it.shard.stream == stream && slots.range().contains(&it.row.row.event.slot()) {
-                    it.shard = id.clone();
+                let slot = it.stored.row.row.event.slot();
+                if it.stored.shard.stream == stream && slots.range().contains(&slot) {
+                    it.stored.shard = id.clone();
                 }
             }
             let cursor = like.cursor.clone();
@@ -119,6 +123,7 @@ impl Inner {
                 slots,
                 owner,
                 cursor,
+                note: None,
                 ..*like
             };
             self.shards.insert(id, shard);
@@ -135,6 +140,12 @@ impl Inner {
         if !of_stream().all(|(_, shard)| shard.cursor.prev == mark && shard.cursor.open.is_none()) {
             return false;
         }
+        // What is being sent again may be on its way, and the new shards are free at once.
+        let of_stream_set_aside = |row: &&DeskRow| row.stored.shard.stream == stream;
+        let mut set_aside = self.exceptions.values().filter(of_stream_set_aside);
+        if set_aside.any(|row| row.asked.is_some() && row.taken > 0) {
+            return false;
+        }
         let last = |of: fn(&Shard) -> i64| of_stream().map(|(_, shard)| of(shard)).max().unwrap_or(0);
         let (epoch, batch_no) = (last(|shard| shard.epoch), last(|shard| shard.cursor.batch_no));
         let version = last(|shard| shard.cursor.version) + 1;
@@ -148,7 +159,7 @@ impl Inner {
         true
     }
 
-    fn owned<'a>(&'a mut self, lease: &ShardLease) -> Option<&'a mut Shard> {
+    pub(super) fn owned<'a>(&'a mut self, lease: &ShardLease) -> Option<&'a mut Shard> {
         self.shards
             .get_mut(&lease.shard)
             .filter(|shard| shard.nonce == Some(lease.nonce) && shard.epoch == lease.epoch.0)
@@ -184,7 +195,7 @@ impl MemoryOutbox {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -283,6 +294,10 @@ impl OutboxStore for MemoryOutbox {
         }
     }
 
+    fn desk(&self) -> Option<&dyn OutboxDesk> {
+        Some(self)
+    }
+
     async fn register_stream(&self, stream: &str, shards: u16) -> Result<(), StoreError> {
         check_stream(stream, shards)?;
         let now = self.clock.now();
@@ -306,16 +321,15 @@ impl OutboxStore for MemoryOutbox {
     async fn acquire(&self, wish: &Acquire) -> Result<Vec<OwnedShard>, StoreError> {
         let now = self.clock.now();
         let mut inner = self.lock();
-        let parked: Vec<(ShardId, Bytes)> = inner
+        let parked: BTreeSet<(ShardId, Bytes)> = inner
             .exceptions
             .values()
-            .filter(|it| it.exception.kind == ExceptionKind::Parked)
-            .filter_map(|it| Some((it.shard.clone(), it.row.row.event.key.clone()?)))
+            .filter_map(|it| Some((it.stored.shard.clone(), it.list()?.clone())))
             .collect();
         let excepted: Vec<(ShardId, i64)> = inner
             .exceptions
             .iter()
-            .map(|(row, it)| (it.shard.clone(), *row))
+            .map(|(row, it)| (it.stored.shard.clone(), *row))
             .collect();
         let free = inner.shards.iter_mut().filter(|(id, shard)| {
             id.stream == wish.stream && (shard.until <= now || shard.nonce == Some(wish.nonce))
@@ -510,15 +524,17 @@ impl OutboxStore for MemoryOutbox {
         shard.cursor = save.apply();
         let cursor = shard.cursor.clone();
         for (exception, row) in copies {
-            inner
-                .exceptions
-                .entry(exception.row)
-                .or_insert_with(|| StoredException {
+            inner.exceptions.entry(exception.row).or_insert_with(|| DeskRow {
+                stored: StoredException {
                     shard: lease.shard.clone(),
                     exception,
                     since: now,
                     row: PageRow { row, barred: None },
-                });
+                },
+                asked: None,
+                edits: 0,
+                taken: 0,
+            });
         }
         Ok(Guarded::Done(cursor))
     }
@@ -533,7 +549,7 @@ impl OutboxStore for MemoryOutbox {
         Ok(inner
             .exceptions
             .range(after.saturating_add(1)..)
-            .map(|(_, it)| it)
+            .map(|(_, it)| &it.stored)
             .filter(|it| it.shard.stream == stream)
             .take(limit as usize)
             .cloned()
@@ -625,7 +641,11 @@ impl OutboxStore for MemoryOutbox {
                     owner: (shard.nonce.is_some() && shard.until > now).then(|| shard.owner.clone()),
                     rows: (waiting().count() as u64).min(BACKLOG_ROWS_COUNTED_MAX),
                     oldest_ms: waiting().map(|row| now.ms_since(row.created_at)).max(),
-                    exceptions: inner.exceptions.values().filter(|it| it.shard == *id).count() as u64,
+                    exceptions: inner
+                        .exceptions
+                        .values()
+                        .filter(|it| it.stored.shard == *id)
+                        .count() as u64,
                     batch_no: shard.cursor.batch_no,
                     takeovers: shard.takeovers.count,
                 }

@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::cursor::Cursor;
 use super::log::{Discord, LogPlace};
-use crate::store::{CursorSave, Guarded, Opening, OutboxRow, Page, PageSize, SinkError, TransactionEnd};
+use crate::store::{
+    CursorSave, Guarded, Opening, OutboxRow, Page, PageSize, RedriveSave, SinkError, Taken, TransactionEnd,
+};
 
 /// Which call on the store failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -13,6 +17,8 @@ pub enum StoreCall {
     Read,
     /// `save_cursor`.
     Save,
+    /// `take` or `settle` of the desk.
+    Desk,
 }
 
 /// What a machine is told.
@@ -55,6 +61,10 @@ pub enum Input {
         /// How it ended.
         end: TransactionEnd,
     },
+    /// The answer to [`Command::Take`].
+    Taken(Guarded<Taken>),
+    /// The answer to [`Command::Settle`].
+    Settled(Guarded<Vec<Bytes>>),
     /// The answer to [`Command::Probe`].
     Probed(Result<(), SinkError>),
 }
@@ -104,6 +114,13 @@ pub enum Command {
         /// How long it may last, in milliseconds.
         deadline_ms: u64,
     },
+    /// Take rows that were set aside and of which something is asked.
+    Take {
+        /// How much.
+        size: PageSize,
+    },
+    /// Save what came of rows that were taken.
+    Settle(RedriveSave),
     /// Ask the sink whether its receiver can be reached.
     Probe,
     /// Nothing will follow.
@@ -145,4 +162,16 @@ pub enum PauseKind {
     Destination,
     /// A row is refused, and the policy is [`Poison::Block`](super::Poison::Block).
     Poison,
+}
+
+impl PauseKind {
+    /// Its word in metrics and notes: `away`, `destination`, `poison`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Away => "away",
+            Self::Destination => "destination",
+            Self::Poison => "poison",
+        }
+    }
 }

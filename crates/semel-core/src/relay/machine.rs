@@ -18,27 +18,14 @@ use std::collections::{BTreeMap, HashSet};
 use bytes::Bytes;
 
 use super::command::{Command, End, Input, Pause, PauseKind, StoreCall};
+use super::counters::Counters;
 use super::cursor::{Cursor, OwnedShard};
 use super::policy::{Poison, RelayPolicy};
+use super::redrive::Redrive;
 use super::transaction::Log;
 use super::window::{State, Window, behind};
 use crate::host::Timestamp;
 use crate::store::{CursorSave, Exception, ExceptionKind, Guarded, Opening, Page, PageSize, SinkOrder};
-
-/// What a machine has done since it began.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counters {
-    /// Rows acknowledged by the sink.
-    pub published: u64,
-    /// Rows that failed and will be sent again.
-    pub retries: u64,
-    /// Rows that were turned into exceptions.
-    pub excepted: u64,
-    /// Batches opened.
-    pub batches: u64,
-    /// Writes of the cursor.
-    pub saves: u64,
-}
 
 /// Getting rows from the store.
 #[derive(Debug)]
@@ -95,6 +82,7 @@ pub struct Machine {
     pub(super) counters: Counters,
     /// Where a log holds the cursor.
     pub(super) log: Option<Log>,
+    pub(super) redrive: Redrive,
     pub(super) lease_until: u64,
     pub(super) next_call: u64,
     pub(super) last_tried: i64,
@@ -145,6 +133,7 @@ impl Machine {
             },
             counters: Counters::default(),
             log: Log::of(order, owned),
+            redrive: Redrive::default(),
             lease_until,
             next_call: 0,
             last_tried: 0,
@@ -234,7 +223,7 @@ impl Machine {
     /// Rows on their way.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.calls.values().map(Vec::len).sum()
+        self.calls.values().map(Vec::len).sum::<usize>() + self.redrive.in_flight()
     }
 
     fn take(&mut self, now: u64, input: Input, dice: f64) {
@@ -247,14 +236,22 @@ impl Machine {
             Input::LeaseUntil(until) => self.lease_until = until,
             Input::LeaseLost => self.ended = Some(End::Lost),
             Input::Stop => self.stopping = true,
-            Input::Published { call, results } => self.published(now, call, results, dice),
+            Input::Published { call, results } => {
+                if !self.redriven(now, call, &results, dice) {
+                    self.published(now, call, results, dice);
+                }
+            }
             Input::Resumed(answer) => self.resumed(now, answer, dice),
             Input::Committed { call, end } => self.committed(now, call, end, dice),
+            Input::Taken(reply) => self.taken(now, reply),
+            Input::Settled(reply) => self.redrive_settled(now, reply),
+            Input::StoreFailed(StoreCall::Desk) => self.redrive_failed(now, dice),
             Input::Probed(result) => self.probed(now, result, dice),
             Input::StoreFailed(call) => {
                 match call {
                     StoreCall::Read => self.reading.out = false,
                     StoreCall::Save => self.saving.out = None,
+                    StoreCall::Desk => {}
                 }
                 self.store_streak = self.store_streak.saturating_add(1);
                 let wait = self
@@ -304,7 +301,7 @@ impl Machine {
     }
 
     /// Sorts out what only an owner with the right cursor is told.
-    fn guard<T>(&mut self, now: u64, reply: Guarded<T>) -> Option<T> {
+    pub(super) fn guard<T>(&mut self, now: u64, reply: Guarded<T>) -> Option<T> {
         match reply {
             Guarded::Done(value) => {
                 self.store_streak = 0;
@@ -403,7 +400,9 @@ impl Machine {
                 }
             } else if excepted {
                 // Decided before the log was asked again, and not written yet.
-            } else if key.is_some_and(|key| self.parked.contains(&key)) {
+            } else if key
+                .is_some_and(|key| self.parked.contains(&key) && !self.redrive.waiting.contains_key(&key))
+            {
                 self.window.except(row, ExceptionKind::Behind, &behind(0));
                 self.counters.excepted += 1;
             } else if let Some(why) = barred {
@@ -447,6 +446,7 @@ impl Machine {
             self.decide_load(now, commands);
             return;
         }
+        self.decide_redrive(now, commands);
         if self.log.is_none() {
             let marked = self.decide_sends(now, commands);
             self.decide_store(now, marked, commands);
@@ -462,7 +462,11 @@ impl Machine {
 
     fn at_rest(&self) -> bool {
         let asking = self.log.as_ref().is_some_and(Log::asking);
-        self.calls.is_empty() && !self.store_is_busy() && !self.careful.probing && !asking
+        self.calls.is_empty()
+            && !self.store_is_busy()
+            && !self.careful.probing
+            && !asking
+            && self.redrive.at_rest()
     }
 
     pub(super) const fn store_is_busy(&self) -> bool {
@@ -496,13 +500,22 @@ impl Machine {
         self.saving.exceptions.clone()
     }
 
+    /// Whether a row up to this number is settled as an exception and not saved yet.
+    pub(super) fn unsaved_up_to(&self, row: i64) -> bool {
+        self.saving.exceptions.iter().any(|it| it.row <= row)
+    }
+
+    pub(super) const fn reading_to(&self) -> i64 {
+        self.reading.to
+    }
+
     /// After trouble with the store nothing new is sent until the cursor was read back.
     fn decide_load(&mut self, now: u64, commands: &mut Vec<Command>) {
         let Some(at) = self.load_at else { return };
         if self.reading.out || self.saving.out.is_some() {
             return;
         }
-        if self.stopping && self.calls.is_empty() {
+        if self.stopping && self.in_flight() == 0 {
             self.ended = Some(End::Stopped);
             commands.push(Command::End(End::Stopped));
         } else if at <= now {
@@ -604,6 +617,7 @@ impl Machine {
                 self.window.except(row, ExceptionKind::Parked, why);
                 if let Some(key) = key {
                     self.counters.excepted += self.window.except_behind(&key, row);
+                    self.redrive.waiting.remove(&key);
                     self.parked.insert(key);
                 }
             }

@@ -23,6 +23,8 @@
 //!   [`RelayPolicy::takeovers_max`] deaths on one place rows go out one by one, each marked before it is sent; after as
 //!   many more on one row it is poison.
 //! - Memory is bounded by [`RelayPolicy::window_rows`] and [`RelayPolicy::window_bytes`], whatever the backlog.
+//! - Rows that were set aside are sent again when a person asks for it (rule O15, `redrive.rs`): by the shard's owner alone,
+//!   a key's in their order and before its newer ones.
 //!
 //! - Where a log holds the cursor itself ([`Transactional`](crate::store::SinkOrder::Transactional)), each event is there
 //!   exactly once: rows go out as a prefix of the batch, in transactions that hold the place behind them (rules O3, O7, O20).
@@ -33,13 +35,15 @@
 //! - A sequence number per key on the wire (rule O16). Not yet.
 //! - A batch is settled before the next one opens, so one slow row at its end holds back the rows that came
 //!   after the batch was opened. Not yet: several open batches.
-//! - Sending parked rows again (rule O15). Not yet: they stay in the exceptions until a later version can.
 
 mod command;
+mod counters;
 mod cursor;
+mod desk;
 mod log;
 mod machine;
 mod policy;
+mod redrive;
 mod send;
 mod settle;
 mod transaction;
@@ -52,8 +56,10 @@ mod simulation;
 mod tests;
 
 pub use command::{Command, End, Input, Pause, PauseKind, StoreCall};
+pub use counters::Counters;
 pub use cursor::{Cursor, Epoch, Mark, OwnedShard, ShardId, ShardLease, Slots, Takeovers};
+pub use desk::{DeskRefusal, bytes_json, decide, event_json, note_text};
 pub use log::{Discord, LogCopy, LogPlace};
-pub use machine::{Counters, Machine};
+pub use machine::Machine;
 pub use policy::{Poison, RelayPolicy};
 pub use waves::Waves;

@@ -39,6 +39,8 @@ pub struct RelayPolicy {
     pub idle_max_ms: u64,
     /// How often an idle cursor is moved on, so that the cleaner can follow, in milliseconds. Default 5 000.
     pub idle_save_ms: u64,
+    /// How often to look whether something is asked of the rows that were set aside, in milliseconds. Default 1 000.
+    pub redrive_look_ms: u64,
     /// How long one send may last, in milliseconds; never beyond the lease. Default 10 000.
     pub send_timeout_ms: u64,
     /// When a refused row is tried again, and how often before it is poison. Default 5 attempts.
@@ -69,6 +71,7 @@ impl Default for RelayPolicy {
             idle_min_ms: 1,
             idle_max_ms: 100,
             idle_save_ms: 5_000,
+            redrive_look_ms: 1_000,
             send_timeout_ms: 10_000,
             retry: RetryPolicy {
                 attempts_max: 5,
@@ -107,6 +110,7 @@ impl RelayPolicy {
         ms("idle_min_ms", self.idle_min_ms, 1)?;
         ms("idle_max_ms", self.idle_max_ms, self.idle_min_ms)?;
         ms("idle_save_ms", self.idle_save_ms, 1)?;
+        ms("redrive_look_ms", self.redrive_look_ms, 1)?;
         ms("send_timeout_ms", self.send_timeout_ms, 1)?;
         ms("retry_after_max_ms", self.retry_after_max_ms, 0)
     }

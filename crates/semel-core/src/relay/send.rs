@@ -20,11 +20,11 @@ impl Machine {
             return None;
         }
         let deadline_ms = self.time_to_send(now)?;
-        let one_by_one = self.in_half_open() || self.careful.rows > 0;
+        let one_by_one = self.one_by_one();
         let (one_per_key, most) = match self.order {
             SinkOrder::OnePerKey { in_flight_max } => (true, in_flight_max),
             SinkOrder::Pipelined { in_flight_max } => {
-                (false, if self.calls.is_empty() { in_flight_max } else { 0 })
+                (false, if self.in_flight() == 0 { in_flight_max } else { 0 })
             }
             // Those go out by `decide_transactions`.
             SinkOrder::Transactional { .. } => return None,
@@ -34,7 +34,7 @@ impl Machine {
         let room = if one_by_one {
             1
         } else {
-            most.max(usize::from(self.calls.is_empty()))
+            most.max(usize::from(self.in_flight() == 0))
         };
         let room = room.saturating_sub(if one_per_key || one_by_one {
             self.in_flight()
@@ -45,9 +45,12 @@ impl Machine {
             return None;
         }
         let rotate = one_per_key && self.in_half_open() && self.careful.rows == 0;
-        let mut picked = self
-            .window
-            .pick(now, if rotate { usize::MAX } else { room }, one_per_key);
+        let mut picked = self.window.pick(
+            now,
+            if rotate { usize::MAX } else { room },
+            one_per_key,
+            &self.redrive.waiting,
+        );
         if let Some(at) = picked.wake {
             self.wake_by(at);
         }
@@ -86,10 +89,19 @@ impl Machine {
         (left >= (self.policy.send_timeout_ms / 4).max(1)).then(|| self.policy.send_timeout_ms.min(left))
     }
 
-    pub(super) fn new_call(&mut self, rows: Vec<i64>) -> u64 {
+    pub(super) fn one_by_one(&self) -> bool {
+        self.in_half_open() || self.careful.rows > 0
+    }
+
+    pub(super) const fn next_call(&mut self) -> u64 {
         self.next_call += 1;
-        self.calls.insert(self.next_call, rows);
         self.next_call
+    }
+
+    pub(super) fn new_call(&mut self, rows: Vec<i64>) -> u64 {
+        let call = self.next_call();
+        self.calls.insert(call, rows);
+        call
     }
 
     fn publish(&mut self, rows: &[i64], deadline_ms: u64, commands: &mut Vec<Command>) {

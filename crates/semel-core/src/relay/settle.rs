@@ -45,9 +45,7 @@ impl Machine {
             }
             Err(error) => error,
         };
-        if error.class != SinkErrorClass::HeldBack {
-            self.counters.retries += 1;
-        }
+        self.counters.failed(error.class);
         match error.class {
             SinkErrorClass::HeldBack => {
                 self.requeue(row);

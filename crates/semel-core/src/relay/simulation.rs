@@ -2,7 +2,8 @@
 //!
 //! Whatever happens, at the end: no committed event is lost, no rolled-back event was sent, each key's events arrive
 //! in order once ids already seen are dropped; in a log that holds the cursor itself each event is there exactly once, in
-//! order, without any dropping.
+//! order, without any dropping. An operator asks for events that were set aside at any time; in the end for all of them,
+//! and none stays behind, but for a log, into which none is sent again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
@@ -20,7 +21,10 @@ use crate::claim::Nonce;
 use crate::event::Event;
 use crate::host::{Clock, Timestamp};
 use crate::model::{MemoryLog, MemoryOutbox, MemoryTransaction};
-use crate::store::{Acquire, OutboxRow, OutboxStore, SinkError, SinkErrorClass, SinkOrder, TransactionEnd};
+use crate::store::{
+    Acquire, DeskChange, DeskQuery, DeskRequest, ExceptionKind, OutboxDesk as _, OutboxRow, OutboxStore,
+    SinkError, SinkErrorClass, SinkOrder, TransactionEnd, Wish,
+};
 
 const LEASE_MS: i64 = 10_000;
 const KEYS: usize = 3;
@@ -71,6 +75,8 @@ enum Op {
     TakeOver,
     Renew(usize),
     Stop(usize),
+    /// The operator asks something of an exception.
+    Ask(usize, Wish),
     Wait(i64),
 }
 
@@ -87,6 +93,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Late),
         3 => (0..3_usize).prop_map(Op::Renew),
         1 => (0..3_usize).prop_map(Op::Stop),
+        3 => (0..6_usize, prop_oneof![8 => Just(Wish::Retry), 1 => Just(Wish::Drop), 1 => Just(Wish::Release)])
+            .prop_map(|(row, wish)| Op::Ask(row, wish)),
         3 => prop_oneof![1..50_i64, 50..2_000_i64, Just(LEASE_MS + 1)].prop_map(Op::Wait),
     ]
 }
@@ -108,6 +116,8 @@ struct World {
     committed: BTreeMap<Uuid, usize>,
     rolled_back: BTreeSet<Uuid>,
     poison: BTreeSet<Uuid>,
+    dropped: BTreeSet<Uuid>,
+    skipped: BTreeSet<Uuid>,
     relays: Vec<Relay>,
     arrived: Vec<Arc<OutboxRow>>,
     log: MemoryLog,
@@ -168,6 +178,7 @@ impl World {
             Op::TakeOver => self.take_over(),
             Op::Renew(i) => self.renew(i),
             Op::Stop(i) => self.tell(i, Input::Stop),
+            Op::Ask(row, wish) => self.ask(row, wish),
             Op::Wait(ms) => {
                 self.clock.0.fetch_add(ms, Ordering::Relaxed);
                 for i in 0..self.relays.len() {
@@ -182,6 +193,31 @@ impl World {
             let (key, ids, tx) = self.open.remove(i);
             tx.commit();
             self.committed.extend(ids.into_iter().map(|id| (id, key)));
+        }
+    }
+
+    /// Asks something of the exception in this place; what may be asked, the desk decides.
+    fn ask(&mut self, at: usize, wish: Wish) {
+        let all = DeskQuery {
+            limit: 1_000,
+            ..DeskQuery::default()
+        };
+        let rows = now_or_never(self.store.desk_rows(&all)).unwrap();
+        let Some(row) = rows.get(at) else { return };
+        let request = DeskRequest {
+            row: row.stored.exception.row,
+            change: DeskChange::Ask(wish),
+            by: "sim".to_owned(),
+            why: "sim".to_owned(),
+        };
+        let id = row.stored.exception.event_id;
+        if now_or_never(self.store.change(&request)).unwrap().is_ok() {
+            if wish != Wish::Retry {
+                self.dropped.insert(id);
+            }
+            if row.stored.exception.kind == ExceptionKind::Skipped {
+                self.skipped.insert(id);
+            }
         }
     }
 
@@ -285,6 +321,8 @@ impl World {
             Command::Save(save) => store!(self.store.save_cursor(&lease, &save), Input::Saved, Save),
             Command::Load => store!(self.store.load(&lease), Input::Loaded, Read),
             Command::Probe => Input::Probed(Ok(())),
+            Command::Take { size } => store!(self.store.take(&lease, size), Input::Taken, Desk),
+            Command::Settle(save) => store!(self.store.settle(&lease, &save), Input::Settled, Desk),
             Command::Publish { call, rows, .. } => Input::Published {
                 call,
                 results: self.send(&rows, fate),
@@ -410,9 +448,15 @@ impl World {
                 self.step(0, 0, 0);
             }
             let backlog = now_or_never(self.store.backlog()).unwrap();
-            if backlog.shards[0].rows == 0 && self.relays.first().is_some_and(|r| r.machine.in_flight() == 0)
+            let again = !matches!(self.order, SinkOrder::Transactional { .. });
+            if backlog.shards[0].rows == 0
+                && (backlog.shards[0].exceptions == 0 || !again)
+                && self.relays.first().is_some_and(|r| r.machine.in_flight() == 0)
             {
                 return;
+            }
+            for at in (0..usize::try_from(backlog.shards[0].exceptions).unwrap()).filter(|_| again) {
+                self.ask(at, Wish::Retry);
             }
             let to = self.relays.first().and_then(|relay| relay.machine.wake_at());
             let ms = to.map_or(1, |at| at.saturating_sub(self.now()).clamp(1, 1_000));
@@ -448,10 +492,12 @@ impl World {
 
     fn check(&self) -> Result<(), TestCaseError> {
         let stored = now_or_never(self.store.exceptions("default", 0, 100_000)).unwrap();
-        let excepted: BTreeSet<Uuid> = stored.iter().map(|it| it.row.row.event.id).collect();
         if let SinkOrder::Transactional { .. } = self.order {
-            return self.check_log(&excepted);
+            let stored = stored.iter().map(|it| it.row.row.event.id);
+            return self.check_log(&stored.chain(self.dropped.iter().copied()).collect());
         }
+        prop_assert!(stored.is_empty(), "set aside for ever: {:?}", stored);
+        let excepted: BTreeSet<Uuid> = self.dropped.union(&self.skipped).copied().collect();
         let mut seen = BTreeSet::new();
         let mut last: HashMap<usize, (i64, Uuid)> = HashMap::new();
         for row in &self.arrived {
@@ -472,7 +518,7 @@ impl World {
             }
         }
         for id in self.committed.keys() {
-            prop_assert!(seen.contains(id) || excepted.contains(id), "lost: {}", id);
+            prop_assert!(seen.contains(id) || self.dropped.contains(id), "lost: {}", id);
         }
         Ok(())
     }
@@ -488,6 +534,7 @@ fn simulate(ops: Vec<Op>, order: SinkOrder, poison: Poison, small: bool) -> Resu
         window_rows: if small { 4 } else { 100 },
         save_every_ms: 20,
         idle_save_ms: 100,
+        redrive_look_ms: 30,
         send_timeout_ms: 1_000,
         ..RelayPolicy::default()
     };
@@ -501,6 +548,8 @@ fn simulate(ops: Vec<Op>, order: SinkOrder, poison: Poison, small: bool) -> Resu
         committed: BTreeMap::new(),
         rolled_back: BTreeSet::new(),
         poison: BTreeSet::new(),
+        dropped: BTreeSet::new(),
+        skipped: BTreeSet::new(),
         relays: Vec::new(),
         arrived: Vec::new(),
         log: MemoryLog::default(),

@@ -11,7 +11,8 @@ use crate::event::Event;
 use crate::host::{Clock, SystemClock, Timestamp, uuid_v7};
 use crate::model::{MemoryLog, MemoryOutbox};
 use crate::store::{
-    Acquire, ExceptionKind, OutboxStore, SinkError, SinkErrorClass, SinkOrder, TransactionEnd,
+    Acquire, ExceptionKind, OutboxDesk as _, OutboxStore, SinkError, SinkErrorClass, SinkOrder,
+    TransactionEnd,
 };
 
 const ONE_PER_KEY: SinkOrder = SinkOrder::OnePerKey { in_flight_max: 4 };
@@ -164,6 +165,12 @@ impl Bench {
                         }
                     }
                     Command::Probe => self.probes += 1,
+                    Command::Take { size } => {
+                        inputs.push(Input::Taken(now_or_never(store.take(lease, size)).unwrap()));
+                    }
+                    Command::Settle(save) => {
+                        inputs.push(Input::Settled(now_or_never(store.settle(lease, &save)).unwrap()));
+                    }
                     Command::End(end) => self.end = Some(end),
                 }
             }

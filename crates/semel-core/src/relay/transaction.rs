@@ -343,7 +343,7 @@ impl Machine {
             }
             let (planned_to, planned_end) = (log.planned_to, log.planned_end);
             let (linger_ms, waiting) = (log.linger_ms, log.waiting);
-            let prefix = self.window.prefix(planned_to, now, room);
+            let prefix = self.window.prefix(planned_to, now, room, &self.redrive.waiting);
             if let Some(at) = prefix.wake {
                 self.wake_by(at);
             }

@@ -1,6 +1,6 @@
 //! The rows in memory: read, not all settled, in order.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -201,6 +201,12 @@ impl Window {
         count
     }
 
+    /// Whether a row of this key here is to become an exception.
+    pub(super) fn holds_exception_of(&self, key: &Bytes) -> bool {
+        let mut entries = self.entries.iter();
+        entries.any(|entry| matches!(entry.state, State::Excepted(_)) && entry.key() == Some(key))
+    }
+
     /// Removes the settled rows at the front; returns the last one's number, and the exceptions among them.
     pub(super) fn pop_settled(&mut self, exceptions: &mut Vec<Exception>) -> Option<i64> {
         let mut last = None;
@@ -257,8 +263,8 @@ impl Window {
         self.entries.iter().filter_map(exception).collect()
     }
 
-    /// The rows behind `after` that can go out together now, `max` at most.
-    pub(super) fn prefix(&self, after: i64, now: u64, max: usize) -> Prefix {
+    /// The rows behind `after` that can go out together now, `max` at most; it ends at a key that is `waiting`.
+    pub(super) fn prefix(&self, after: i64, now: u64, max: usize, waiting: &HashMap<Bytes, i64>) -> Prefix {
         let from = self.entries.partition_point(|entry| entry.row.row <= after);
         let mut prefix = Prefix {
             to: after,
@@ -268,6 +274,7 @@ impl Window {
             match entry.state {
                 State::Aside => {}
                 State::Queued if prefix.rows.len() >= max => return prefix,
+                State::Queued if entry.key().is_some_and(|key| waiting.contains_key(key)) => return prefix,
                 State::Queued if entry.not_before <= now => prefix.rows.push(entry.row.row),
                 State::Queued => {
                     prefix.wake = Some(entry.not_before).filter(|at| *at < u64::MAX);
@@ -285,10 +292,16 @@ impl Window {
     }
 
     /// Rows that may be sent now, `max` at most, in order. With `one_per_key` no two of a key; else several, if
-    /// nothing of the key before them waits.
-    pub(super) fn pick(&self, now: u64, max: usize, one_per_key: bool) -> Picked {
+    /// nothing of the key before them waits. Keys that are `waiting` are passed over.
+    pub(super) fn pick(
+        &self,
+        now: u64,
+        max: usize,
+        one_per_key: bool,
+        waiting: &HashMap<Bytes, i64>,
+    ) -> Picked {
         let mut picked = Picked::default();
-        let mut busy: HashSet<&Bytes> = self.held.iter().collect();
+        let mut busy: HashSet<&Bytes> = self.held.iter().chain(waiting.keys()).collect();
         for entry in &self.entries {
             if picked.rows.len() >= max {
                 break;

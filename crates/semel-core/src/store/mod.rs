@@ -6,6 +6,7 @@ mod keys;
 mod keys_arc;
 mod mixed;
 mod outbox;
+mod outbox_desk;
 mod reshard;
 mod saga;
 mod sink;
@@ -18,6 +19,12 @@ pub use outbox::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, CursorSave, Exception, ExceptionKind, Guarded, Opening,
     OutboxStore, Page, PageRow, PageSize, SHARDS_MAX, ShardBacklog, StoredException, check_stream,
     exception_repeated, other_shards,
+};
+pub use outbox_desk::{
+    DeskChange, DeskEntry, DeskQuery, DeskRequest, DeskRow, Hold, KeptRow, KeptState, NOTE_BYTES_MAX,
+    OutboxDesk, REPLAY_HEADER, REPLAY_OF_HEADER, REPLAY_REASON, REPLAY_ROWS_MAX, RESCAN_ROWS_COUNTED_MAX,
+    RedriveSave, Refused, Replay, Replayed, ReplayedRow, Rescan, ShardStanding, Standing, Taken, Wish,
+    no_desk,
 };
 pub use reshard::{RESHARD_HOLD_MS, RESHARD_REST_MS};
 pub use saga::{

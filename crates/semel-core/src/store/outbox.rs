@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use uuid::Uuid;
 
-use super::{Capabilities, Due, OutboxRow};
+use super::{Capabilities, Due, OutboxDesk, OutboxRow};
 use crate::claim::Nonce;
 use crate::error::{ErrorKind, StoreError};
 use crate::host::Timestamp;
@@ -241,6 +241,11 @@ pub const SHARDS_MAX: u16 = 256;
 pub trait OutboxStore: Send + Sync + 'static {
     /// What this backend can do.
     fn capabilities(&self) -> Capabilities;
+
+    /// The operator's desk, where this backend has one: without it rows that were set aside stay so.
+    fn desk(&self) -> Option<&dyn OutboxDesk> {
+        None
+    }
 
     /// Makes a stream with `shards` shards when it is missing. Its first batch holds every row already there.
     ///

@@ -10,7 +10,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use semel_core::limits::LimitExceeded;
-use semel_core::store::{OutboxRow, SinkError, SinkFuture, SinkOrder};
+use semel_core::relay::OwnedShard;
+use semel_core::store::{
+    Acquire, CursorSave, DeskChange, DeskRequest, Exception, ExceptionKind, Guarded, Opening, OutboxRow,
+    PageSize, SinkError, SinkFuture, SinkOrder, Wish,
+};
 use semel_core::{Event, OutboxStore, Sink};
 use semel_mysql::Mysql;
 use semel_postgres::Postgres;
@@ -88,14 +92,103 @@ fn relay(argument: &str) {
         let relay = start(store.clone(), Arc::new(Lines(lines.into())), config);
         until("nothing is left", async || {
             let backlog = store.backlog().await.unwrap();
-            backlog.shards.first().is_some_and(|shard| shard.rows == 0)
+            let shard = backlog.shards.first();
+            shard.is_some_and(|shard| shard.rows == 0 && shard.exceptions == 0)
         })
         .await;
         relay.stop().await.unwrap();
     });
 }
 
-fn dies_at_every_point(test: &str, database: &str, dir: &Path, write: &dyn Fn(&[Event])) {
+/// Sets the newest events aside, parked under one key each, and asks for them again.
+async fn set_aside_and_ask(store: &dyn OutboxStore) {
+    let nonce = semel_core::Nonce::random();
+    let wish = Acquire {
+        stream: "default".to_owned(),
+        max: 1,
+        owner: "parent".to_owned(),
+        nonce,
+        lease_ms: 60_000,
+    };
+    let mut owned = Vec::new();
+    until("the last relay's lease has ended", async || {
+        owned = store.acquire(&wish).await.unwrap();
+        !owned.is_empty()
+    })
+    .await;
+    let OwnedShard {
+        lease,
+        cursor,
+        parked,
+        ..
+    } = owned.remove(0);
+    let Guarded::Done(Opening::Opened(cursor)) = store.open_batch(&lease, &cursor, false).await.unwrap()
+    else {
+        panic!("nothing was written")
+    };
+    let size = PageSize {
+        rows: 1_000,
+        bytes: 1 << 20,
+    };
+    let Guarded::Done(page) = store
+        .read_page(&lease, &cursor, cursor.last_id, size)
+        .await
+        .unwrap()
+    else {
+        panic!("no page")
+    };
+    // Of a key that is parked already, by the run before, more go behind.
+    let mut first: BTreeSet<Option<bytes::Bytes>> = parked.into_iter().map(Some).collect();
+    let mut exceptions = Vec::new();
+    for row in page.rows {
+        let is_first = first.insert(row.row.event.key.clone());
+        exceptions.push(Exception {
+            row: row.row.row,
+            event_id: row.row.event.id,
+            kind: if is_first {
+                ExceptionKind::Parked
+            } else {
+                ExceptionKind::Behind
+            },
+            attempts: 1,
+            reason: "no".to_owned(),
+        });
+    }
+    let save = CursorSave {
+        from: cursor,
+        last_id: exceptions.last().unwrap().row,
+        finished: true,
+        suspect: None,
+        exceptions,
+    };
+    assert!(matches!(
+        store.save_cursor(&lease, &save).await.unwrap(),
+        Guarded::Done(_)
+    ));
+    let desk = store.desk().unwrap();
+    for it in save
+        .exceptions
+        .iter()
+        .filter(|it| it.kind == ExceptionKind::Parked)
+    {
+        let request = DeskRequest {
+            row: it.row,
+            change: DeskChange::Ask(Wish::Retry),
+            by: "parent".to_owned(),
+            why: "a test".to_owned(),
+        };
+        desk.change(&request).await.unwrap().unwrap();
+    }
+    store.release(&[lease]).await.unwrap();
+}
+
+fn dies_at_every_point(
+    test: &str,
+    database: &str,
+    dir: &Path,
+    set_aside: &dyn Fn(),
+    write: &dyn Fn(&[Event]),
+) {
     let mut wanted = BTreeSet::new();
     let lines = dir.join("lines");
     let run = || Run::test(test, "relay", format!("{database} {}", lines.display()));
@@ -107,10 +200,20 @@ fn dies_at_every_point(test: &str, database: &str, dir: &Path, write: &dyn Fn(&[
         "relay.cursor_saved",
         "relay.cursor_saved:2",
         "relay.batch_finished",
+        "relay.before_settle",
+        "relay.settled",
     ] {
+        if point.contains("settle") {
+            // What the last one left is sent first: whoever opens a batch says that the one before is settled.
+            let end = run().run();
+            assert!(end.succeeded(), "{end:?}");
+        }
         let events: Vec<_> = (0..EVENTS).map(|n| event(&format!("k{}", n % 5), "x")).collect();
         write(&events);
         wanted.extend(events.iter().map(|event| event.id.to_string()));
+        if point.contains("settle") {
+            set_aside();
+        }
         let end = run().at(point).run();
         assert!(end.crashed(), "{point}: {end:?}");
     }
@@ -152,6 +255,7 @@ fn a_relay_on_sqlite_dies_at_every_point_and_nothing_is_lost() {
         "crash::a_relay_on_sqlite_dies_at_every_point_and_nothing_is_lost",
         path.to_str().unwrap(),
         dir.path(),
+        &|| runtime.block_on(set_aside_and_ask(&db)),
         &|events| {
             runtime.block_on(crate::bed::write(&db, events));
         },
@@ -174,6 +278,7 @@ fn a_relay_on_postgres_dies_at_every_point_and_nothing_is_lost() {
         "crash::a_relay_on_postgres_dies_at_every_point_and_nothing_is_lost",
         &url,
         dir.path(),
+        &|| runtime.block_on(set_aside_and_ask(&db)),
         &|events| {
             runtime.block_on(crate::postgres::write(&db, events));
         },

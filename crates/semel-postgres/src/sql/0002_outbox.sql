@@ -140,6 +140,8 @@ CREATE TABLE semel.outbox_shard (
   seen_batch_no bigint NOT NULL DEFAULT 0,
   seen_last_id  bigint NOT NULL DEFAULT 0,
   map           bigint NOT NULL DEFAULT 0, -- which ranges of slots and which mark a batch was opened under
+  note          text, -- what its owner said last: why it sends nothing
+  noted_at      timestamptz,
   PRIMARY KEY (stream, shard)
 ) WITH (fillfactor = 50);
 
@@ -170,9 +172,30 @@ CREATE TABLE semel.outbox_exception (
   headers      text,
   data         bytea,
   traceparent  text,
-  created_at   timestamptz NOT NULL
+  created_at   timestamptz NOT NULL,
+  -- What a person asked of it, for its shard's owner to carry out; how often owners took it for that.
+  asked        text CHECK (asked IN ('retry', 'drop', 'release')),
+  taken        integer NOT NULL DEFAULT 0,
+  edits        integer NOT NULL DEFAULT 0
 );
 CREATE INDEX outbox_exception_stream ON semel.outbox_exception (stream, shard, id);
+CREATE INDEX outbox_exception_list ON semel.outbox_exception (stream, shard, key, id);
+CREATE INDEX outbox_exception_asked ON semel.outbox_exception (stream, shard, id) WHERE asked IS NOT NULL;
+
+-- Who changed what at the operator's desk, and why; the event as it was before an edit or a drop, as JSON. Kept until
+-- somebody deletes it.
+CREATE TABLE semel.outbox_desk_log (
+  entry    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+  "by"     text NOT NULL,
+  why      text NOT NULL,
+  action   text NOT NULL,
+  stream   text NOT NULL,
+  "row"    bigint NOT NULL,
+  event_id uuid NOT NULL,
+  before   text
+);
+CREATE INDEX outbox_desk_log_row ON semel.outbox_desk_log ("row");
 
 -- The cluster whose transaction ids the rows carry. On another one (a dump, a logical copy) they mean nothing, so the
 -- relay stops until semel.adopt_outbox() was called there.
@@ -188,12 +211,14 @@ CREATE FUNCTION semel.adopt_outbox() RETURNS bigint LANGUAGE plpgsql SET search_
 DECLARE n bigint;
 BEGIN
   LOCK TABLE semel.outbox IN EXCLUSIVE MODE;
+  LOCK TABLE semel.outbox_shard IN EXCLUSIVE MODE; -- their map may be just being replaced
   UPDATE semel.outbox SET xid = pg_current_xact_id();
   GET DIAGNOSTICS n = ROW_COUNT;
   UPDATE semel.outbox_shard SET prev = '1:1:', open = NULL, last_id = 0, batch_no = batch_no + 1,
     version = version + 1, epoch = epoch + 1, nonce = NULL, owner = '', until = '-infinity', suspect = NULL,
     log = CASE WHEN log IS NULL THEN NULL ELSE 'rebind' END;
-  DELETE FROM semel.outbox_reshard;
+  -- A mark of the former home is not used: the next one is set when this one has rested.
+  UPDATE semel.outbox_reshard SET hold_until = least(hold_until, clock_timestamp());
   UPDATE semel.outbox_incarnation SET system_id = (SELECT system_identifier FROM pg_control_system());
   RETURN n;
 END $$;

@@ -7,10 +7,12 @@ mod key_hints;
 pub(crate) mod key_rows;
 pub(crate) mod keys;
 mod outbox;
+mod outbox_desk;
 mod outbox_due;
 mod outbox_hint;
 mod outbox_reshard;
 mod outbox_rows;
+mod outbox_standing;
 mod saga;
 mod saga_rows;
 

@@ -22,8 +22,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use semel_core::relay::{Cursor, Mark, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
-    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Opening, OutboxStore,
-    Page, PageSize, RESHARD_REST_MS, ShardBacklog, StoredException, check_stream,
+    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Opening, OutboxDesk,
+    OutboxStore, Page, PageSize, RESHARD_REST_MS, ShardBacklog, StoredException, check_stream,
 };
 use semel_core::{ErrorKind, Nonce, StoreError};
 use sqlx::postgres::PgRow;
@@ -68,6 +68,10 @@ pub(super) struct Look {
 impl OutboxStore for Postgres {
     fn capabilities(&self) -> Capabilities {
         semel_core::KeyStore::capabilities(self)
+    }
+
+    fn desk(&self) -> Option<&dyn OutboxDesk> {
+        Some(self)
     }
 
     async fn register_stream(&self, stream: &str, shards: u16) -> Result<(), StoreError> {
@@ -149,8 +153,8 @@ impl OutboxStore for Postgres {
         for row in &rows {
             let found = shard(row)?;
             let parked: Vec<Vec<u8>> = query_scalar(
-                "SELECT key FROM semel.outbox_exception
-                 WHERE stream = $1 AND shard = $2 AND kind = 'parked' AND key IS NOT NULL",
+                "SELECT DISTINCT key FROM semel.outbox_exception
+                 WHERE stream = $1 AND shard = $2 AND kind IN ('parked', 'behind') AND key IS NOT NULL",
             )
             .bind(&found.id.stream)
             .bind(i32::from(found.id.index))
@@ -557,7 +561,7 @@ impl Postgres {
         if !home || !forward {
             let text = format!(
                 "the cursor of {} was made on another server or at a later time than this one has reached (a restore, a \
-                 copy, an upgrade): stop the relays, then SELECT semel.adopt_outbox(), which sends every row still kept \
+                 copy, an upgrade): stop the relays, then semel outbox rescan (or SELECT semel.adopt_outbox()), which sends every row still kept \
                  again with the same event ids",
                 lease.shard
             );

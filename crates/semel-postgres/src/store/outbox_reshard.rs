@@ -112,7 +112,9 @@ impl Postgres {
 
     /// Replaces the map of a stream, if every shard has reached the mark; whether it did.
     pub(super) async fn switch_map(&self, stream: &str) -> Result<bool, StoreError> {
+        // What is being sent again may be on its way, and the new shards are free at once.
         const THERE: &str = "SELECT coalesce(bool_and(s.prev::text = r.mark::text AND s.open IS NULL), false)
+            AND NOT EXISTS (SELECT FROM semel.outbox_exception WHERE stream = $1 AND asked IS NOT NULL AND taken > 0)
           FROM semel.outbox_shard s JOIN semel.outbox_reshard r ON r.stream = s.stream WHERE s.stream = $1";
         let failed = |error| classify("change shards", error);
         let there: bool = query_scalar(THERE)

@@ -162,7 +162,7 @@ fn failed(events: &[Event], error: sqlx::Error) -> StoreError {
     }
 }
 
-pub(super) fn encoded_headers(event: &Event) -> Option<String> {
+pub(crate) fn encoded_headers(event: &Event) -> Option<String> {
     if event.headers.is_empty() {
         return None;
     }

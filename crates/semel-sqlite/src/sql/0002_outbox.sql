@@ -69,6 +69,8 @@ CREATE TABLE semel_outbox_shard (
   seen_batch_no INTEGER NOT NULL DEFAULT 0,
   seen_last_id  INTEGER NOT NULL DEFAULT 0,
   map           INTEGER NOT NULL DEFAULT 0, -- which ranges of slots and which mark a batch was opened under
+  note          TEXT, -- what its owner said last: why it sends nothing
+  noted_at      INTEGER,
   PRIMARY KEY (stream, shard)
 ) STRICT, WITHOUT ROWID;
 
@@ -99,6 +101,27 @@ CREATE TABLE semel_outbox_exception (
   headers      BLOB,
   data         BLOB,
   traceparent  TEXT,
-  created_at   INTEGER NOT NULL
+  created_at   INTEGER NOT NULL,
+  -- What a person asked of it, for its shard's owner to carry out; how often owners took it for that.
+  asked        TEXT CHECK (asked IN ('retry', 'drop', 'release')),
+  taken        INTEGER NOT NULL DEFAULT 0,
+  edits        INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX semel_outbox_exception_stream ON semel_outbox_exception (stream, shard, id);
+CREATE INDEX semel_outbox_exception_list ON semel_outbox_exception (stream, shard, key, id);
+CREATE INDEX semel_outbox_exception_asked ON semel_outbox_exception (stream, shard, id) WHERE asked IS NOT NULL;
+
+-- Who changed what at the operator's desk, and why; the event as it was before an edit or a drop, as JSON. Kept until
+-- somebody deletes it.
+CREATE TABLE semel_outbox_desk_log (
+  entry    INTEGER PRIMARY KEY AUTOINCREMENT,
+  at       INTEGER NOT NULL,
+  "by"     TEXT NOT NULL,
+  why      TEXT NOT NULL,
+  action   TEXT NOT NULL,
+  stream   TEXT NOT NULL,
+  "row"    INTEGER NOT NULL,
+  event_id BLOB NOT NULL,
+  before   TEXT
+) STRICT;
+CREATE INDEX semel_outbox_desk_log_row ON semel_outbox_desk_log ("row");

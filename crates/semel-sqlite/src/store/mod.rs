@@ -7,6 +7,7 @@ pub(crate) mod key_rows;
 mod key_table;
 mod keys;
 mod outbox;
+mod outbox_desk;
 mod outbox_due;
 mod outbox_reshard;
 mod outbox_rows;

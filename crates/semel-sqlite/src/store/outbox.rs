@@ -19,8 +19,8 @@ use bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use semel_core::relay::{Cursor, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
-    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Opening, OutboxStore,
-    Page, PageSize, RESHARD_REST_MS, ShardBacklog, StoredException, check_stream, exception_repeated,
+    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Opening, OutboxDesk,
+    OutboxStore, Page, PageSize, RESHARD_REST_MS, ShardBacklog, StoredException, check_stream, exception_repeated,
 };
 use semel_core::{ErrorKind, Nonce, StoreError, Timestamp};
 use sqlx::sqlite::SqliteRow;
@@ -52,6 +52,10 @@ impl OutboxStore for Sqlite {
             durable: true,
             counts_scopes: false,
         }
+    }
+
+    fn desk(&self) -> Option<&dyn OutboxDesk> {
+        Some(self)
     }
 
     async fn register_stream(&self, stream: &str, shards: u16) -> Result<(), StoreError> {
@@ -124,8 +128,8 @@ impl OutboxStore for Sqlite {
             .await
             .map_err(failed)?;
             let parked: Vec<Vec<u8>> = sqlx::query_scalar(
-                "SELECT key FROM semel_outbox_exception
-                 WHERE stream = ?1 AND shard = ?2 AND kind = 'parked' AND key IS NOT NULL",
+                "SELECT DISTINCT key FROM semel_outbox_exception
+                 WHERE stream = ?1 AND shard = ?2 AND kind IN ('parked', 'behind') AND key IS NOT NULL",
             )
             .bind(&found.id.stream)
             .bind(found.id.index)
@@ -455,7 +459,7 @@ impl Sqlite {
         if cur < prev {
             let text = format!(
                 "the outbox has given out ids up to {cur}, the cursor of {} stands at {prev}: the table was emptied \
-                 or replaced; reset the cursor by hand once you know what was sent",
+                 or replaced; semel outbox rescan sends every row still kept again, with the same event ids",
                 lease.shard
             );
             return Err(StoreError::new(ErrorKind::IdentityChanged, "open_batch", text));

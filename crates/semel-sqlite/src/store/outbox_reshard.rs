@@ -61,7 +61,9 @@ impl Sqlite {
 
     /// Replaces the map of a stream, if every shard has reached the mark; whether it did.
     pub(super) async fn switch_map(&self, stream: &str) -> Result<bool, StoreError> {
+        // What is being sent again may be on its way, and the new shards are free at once.
         const THERE: &str = "SELECT count(*) > 0 AND min(s.prev = r.mark AND s.open IS NULL)
+            AND NOT EXISTS (SELECT 1 FROM semel_outbox_exception WHERE stream = ?1 AND asked IS NOT NULL AND taken > 0)
           FROM semel_outbox_shard s JOIN semel_outbox_reshard r ON r.stream = s.stream WHERE s.stream = ?1";
         let failed = |error| classify("change shards", error);
         let there: Option<bool> = sqlx::query_scalar(THERE)

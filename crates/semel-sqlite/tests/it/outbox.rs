@@ -70,6 +70,7 @@ impl Writer for Tx {
 semel_testkit::outbox_laws!(world());
 semel_testkit::delayed_laws!(world());
 semel_testkit::reshard_laws!(world());
+semel_testkit::outbox_desk_laws!(world());
 
 /// wolverine GH-3773: a row that another program wrote wrongly stops nobody, and is listed as it is.
 #[tokio::test]

@@ -4,6 +4,7 @@ mod functions;
 mod limits;
 mod plans;
 mod pooler;
+mod standing;
 
 use std::sync::Arc;
 
@@ -20,7 +21,8 @@ use uuid::Uuid;
 
 use crate::keys::Lent;
 
-const EMPTY: &str = "TRUNCATE semel.outbox, semel.outbox_delayed, semel.outbox_reshard, semel.outbox_shard, semel.outbox_exception";
+const EMPTY: &str = "TRUNCATE semel.outbox, semel.outbox_delayed, semel.outbox_reshard, semel.outbox_shard,
+     semel.outbox_exception, semel.outbox_desk_log";
 
 async fn fresh() -> (Lent, Postgres) {
     let (lent, db) = Lent::take().await;
@@ -102,6 +104,7 @@ mod laws {
     semel_testkit::outbox_laws!(super::world());
     semel_testkit::delayed_laws!(super::world());
     semel_testkit::reshard_laws!(super::world());
+    semel_testkit::outbox_desk_laws!(super::world());
 }
 
 fn event(key: &str, text: &str) -> Event {

@@ -15,3 +15,4 @@ async fn world() -> (World, Lent) {
 }
 
 semel_testkit::outbox_laws!(world());
+semel_testkit::outbox_desk_laws!(world());

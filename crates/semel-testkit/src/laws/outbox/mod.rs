@@ -2,6 +2,7 @@
 
 mod batches;
 mod delayed;
+mod desk;
 mod exceptions;
 mod owners;
 mod reshard;
@@ -11,6 +12,7 @@ mod writing;
 
 pub use batches::*;
 pub use delayed::*;
+pub use desk::*;
 pub use exceptions::*;
 pub use owners::*;
 pub use reshard::*;
@@ -96,6 +98,26 @@ macro_rules! reshard_laws {
             shards_are_split_and_merged_while_they_are_read
             a_shard_that_lags_holds_up_a_change_and_the_others_only_for_a_while
             a_change_that_nobody_wants_any_more_is_dropped
+        );
+    };
+}
+
+/// Writes one test per law of the operator's desk ([`OutboxDesk`](semel_core::store::OutboxDesk)) over `$world`, as
+/// [`outbox_laws!`](crate::outbox_laws) does.
+#[macro_export]
+macro_rules! outbox_desk_laws {
+    ($world:expr) => {
+        $crate::outbox_laws!(@each $world;
+            what_was_set_aside_is_shown_by_key_and_kind
+            a_list_is_taken_in_order_and_a_skipped_row_alone
+            a_row_that_is_refused_again_loses_its_mark_and_stands_for_its_key
+            a_drop_keeps_those_behind_and_a_release_sends_them
+            an_edit_is_kept_with_who_why_and_what_was_there
+            only_the_owner_carries_out_what_was_asked
+            a_shard_says_why_it_sends_nothing
+            another_number_of_shards_waits_for_what_is_being_sent_again
+            a_rescan_begins_at_the_beginning
+            a_replay_sends_settled_events_once_more
         );
     };
 }

@@ -11,7 +11,7 @@ use semel_core::store::{
 use super::world::{LEASE_MS, Reader, World, event};
 
 /// What was read, and whether the reader still owns its shard.
-async fn drain(reader: &mut Reader, seen: &mut Vec<OutboxRow>) -> bool {
+pub(super) async fn drain(reader: &mut Reader, seen: &mut Vec<OutboxRow>) -> bool {
     loop {
         let store = reader.store.clone();
         let reply = store.open_batch(&reader.owned.lease, &reader.cursor, false).await;
@@ -35,7 +35,7 @@ async fn drain(reader: &mut Reader, seen: &mut Vec<OutboxRow>) -> bool {
     }
 }
 
-async fn own(world: &World) -> Vec<Reader> {
+pub(super) async fn own(world: &World) -> Vec<Reader> {
     let owned: Vec<OwnedShard> = world.store.acquire(&world.wish()).await.unwrap();
     owned
         .into_iter()
