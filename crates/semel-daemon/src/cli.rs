@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::exit::Exit;
-use crate::{api, check, conformance, demo, keys, migrate, out, run};
+use crate::{api, audit, check, conformance, demo, keys, migrate, out, outbox, run};
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done; 1 understood but failed (a server away, a port in use, a check or audit that found something); \
-2 wrong use or a mistake in the configuration; `semel keys` also 3 and 4, see its help.
+2 wrong use or a mistake in the configuration; `semel keys` and `semel outbox` also 3 and 4, see their help.
 Data goes to stdout, everything else to stderr. Colours and tables appear in a terminal only.";
 
 /// The whole command line.
@@ -33,6 +33,10 @@ enum Command {
     Migrate(MigrateArgs),
     /// Look at keys, and settle those that wait for a person
     Keys(keys::KeysArgs),
+    /// Look at an outbox, and settle what was set aside
+    Outbox(outbox::OutboxArgs),
+    /// Compare what was promised with what happened
+    Audit(audit::AuditArgs),
     /// The key API's description
     Api(ApiArgs),
     /// Ask a running service, Semel's or any other, whether it keeps what idempotency keys promise
@@ -150,6 +154,8 @@ pub(crate) fn main() -> Exit {
         Some(Command::Check(args)) => check::run(&args),
         Some(Command::Migrate(args)) => migrate::run(&args),
         Some(Command::Keys(args)) => keys::run(&args),
+        Some(Command::Outbox(args)) => outbox::run(&args),
+        Some(Command::Audit(args)) => audit::run(&args),
         Some(Command::Api(ApiArgs {
             command: ApiCommand::Openapi,
         })) => {
@@ -171,6 +177,7 @@ fn welcome() {
   semel migrate -c semel.toml       {migrate}
   semel run     -c semel.toml       {run}
   semel keys    list                {keys}
+  semel outbox  why                 {outbox}
 
 Options of each: semel <command> --help.",
         version = env!("CARGO_PKG_VERSION"),
@@ -178,6 +185,7 @@ Options of each: semel <command> --help.",
         check = dim("name every mistake in the configuration, try each server"),
         migrate = dim("install or upgrade the tables"),
         run = dim("run the relays, gateways, key API and sagas of the file"),
+        outbox = dim("say what holds events back, send again what was set aside"),
         keys = dim("look at keys, settle those that wait for a person"),
     ));
 }

@@ -11,9 +11,9 @@ pub(crate) enum Exit {
     Failed,
     /// It was not understood: a flag, the configuration file, a missing variable. Repeating does not help.
     Usage,
-    /// `semel keys`: there is no such key.
+    /// `semel keys` and `semel outbox`: there is no such key or event.
     Absent,
-    /// `semel keys`: the key stands otherwise than asked, and was left alone.
+    /// `semel keys` and `semel outbox`: it stands otherwise than asked, and was left alone.
     Changed,
 }
 

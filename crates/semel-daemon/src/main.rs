@@ -7,6 +7,7 @@
 //! this crate wires them to a file, a socket and a signal.
 
 mod api;
+mod audit;
 mod check;
 mod cli;
 mod config;
@@ -17,6 +18,7 @@ mod gateway;
 mod keys;
 mod migrate;
 mod out;
+mod outbox;
 mod run;
 mod runtime;
 mod sinks;

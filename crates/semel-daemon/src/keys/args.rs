@@ -45,7 +45,7 @@ pub(crate) enum KeysCommand {
 pub(crate) struct StoreArgs {
     #[command(flatten)]
     pub(crate) config: ConfigArg,
-    /// A store of the file; without it that of [api], or [store]
+    /// A store of the file; without it that of [api] or of the relays, or [store]
     #[arg(long = "store", value_name = "NAME")]
     pub(crate) name: Option<String>,
 }

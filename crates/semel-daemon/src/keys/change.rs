@@ -164,7 +164,8 @@ fn agreed(key: &Key, record: &Record, what: &str, person: &PersonArgs) -> Result
     asked(&described(key, record), what, person)
 }
 
-fn asked(shown: &str, what: &str, person: &PersonArgs) -> Result<(), Exit> {
+/// Shows what is about to change, and asks unless told not to.
+pub(crate) fn asked(shown: &str, what: &str, person: &PersonArgs) -> Result<(), Exit> {
     let checked = Person {
         by: person.by.clone(),
         why: person.why.clone(),

@@ -18,13 +18,16 @@ use semel_core::error::chain;
 use semel_core::{Key, Scope};
 
 use crate::config::store::{DEFAULT, StoreUrl};
-use crate::config::{self, StoreConfig};
+use crate::config::{self, Config, StoreConfig};
 use crate::exit::Exit;
 use crate::store::Store;
 use crate::{out, runtime};
 
 pub(crate) use args::KeysArgs;
-use args::{KeysCommand, StoreArgs};
+use args::KeysCommand;
+pub(crate) use args::{PersonArgs, StoreArgs};
+pub(crate) use change::asked;
+pub(crate) use show::{bytes, text};
 
 /// Does what the arguments ask.
 pub(crate) fn run(args: &KeysArgs) -> Exit {
@@ -67,29 +70,33 @@ fn scope(args: &args::CloseArgs) -> Result<Scope, String> {
         let host = args.host.as_ref().map(|host| host.to_ascii_lowercase());
         return Ok(crate::gateway::scope_of(
             gateway.as_bytes(),
-            &show::bytes(principal)?,
+            &bytes(principal)?,
             host.as_ref().map(String::as_bytes),
         ));
     }
-    let scope = show::bytes(args.scope.as_deref().unwrap_or_default())?;
+    let scope = bytes(args.scope.as_deref().unwrap_or_default())?;
     Scope::new(scope).map_err(|limit| limit.to_string())
 }
 
 fn key(name: &args::KeyArgs) -> Result<Key, String> {
-    let scope = Scope::new(show::bytes(&name.scope)?).map_err(|limit| limit.to_string())?;
-    Key::new(scope, show::bytes(&name.id)?).map_err(|limit| limit.to_string())
+    let scope = Scope::new(bytes(&name.scope)?).map_err(|limit| limit.to_string())?;
+    Key::new(scope, bytes(&name.id)?).map_err(|limit| limit.to_string())
 }
 
 fn with_store(args: &StoreArgs, work: impl AsyncFnOnce(&Store) -> Exit) -> Exit {
-    let config = match chosen(args) {
-        Ok(config) => config,
+    match chosen(args, |config| config.api.as_ref().map(|api| api.store.clone())) {
+        Ok(config) => with_store_of(&config, work),
         Err(message) => {
             out::error(message);
-            return Exit::Usage;
+            Exit::Usage
         }
-    };
+    }
+}
+
+/// Opens a store that is there and has the right schema, works on it, and closes it.
+pub(crate) fn with_store_of(config: &StoreConfig, work: impl AsyncFnOnce(&Store) -> Exit) -> Exit {
     runtime::small(async {
-        let store = match open(&config).await {
+        let store = match open(config).await {
             Ok(store) => store,
             Err(message) => {
                 out::error(format_args!("{} ({}): {message}", config.name, config.url));
@@ -102,14 +109,17 @@ fn with_store(args: &StoreArgs, work: impl AsyncFnOnce(&Store) -> Exit) -> Exit 
     })
 }
 
-/// The store that was meant: `--store`, or that of `[api]`, or `[store]`, or the only one there is.
-fn chosen(args: &StoreArgs) -> Result<StoreConfig, String> {
+/// The store that was meant: `--store`, or the one that is usual here, or `[store]`, or the only one there is.
+pub(crate) fn chosen(
+    args: &StoreArgs,
+    usual: impl FnOnce(&Config) -> Option<String>,
+) -> Result<StoreConfig, String> {
     let path: &Path = &args.config.path;
     let config = config::load(path).map_err(|report| report.to_string())?;
     let names: Vec<&str> = config.stores.iter().map(|store| store.name.as_str()).collect();
-    let wanted = match (&args.name, &config.api, names.as_slice()) {
+    let wanted = match (&args.name, usual(&config), names.as_slice()) {
         (Some(name), _, _) => name.clone(),
-        (None, Some(api), _) => api.store.clone(),
+        (None, Some(usual), _) => usual,
         (None, None, [only]) => (*only).to_owned(),
         (None, None, _) => DEFAULT.to_owned(),
     };
@@ -126,7 +136,8 @@ fn chosen(args: &StoreArgs) -> Result<StoreConfig, String> {
     })
 }
 
-async fn open(config: &StoreConfig) -> Result<Store, String> {
+/// Opens a store, if it is there and has the right schema.
+pub(crate) async fn open(config: &StoreConfig) -> Result<Store, String> {
     // Opening would make it.
     if let StoreUrl::Sqlite(path) = &config.url
         && !path.exists()

@@ -19,7 +19,7 @@ use crate::store::Store;
 const BASE64: &str = "base64:";
 
 /// Bytes as they are written on a command line.
-pub(super) fn bytes(text: &str) -> Result<Vec<u8>, String> {
+pub(crate) fn bytes(text: &str) -> Result<Vec<u8>, String> {
     match text.strip_prefix(BASE64) {
         None => Ok(text.into()),
         Some(encoded) => STANDARD
@@ -29,7 +29,7 @@ pub(super) fn bytes(text: &str) -> Result<Vec<u8>, String> {
 }
 
 /// Bytes as they are shown, and understood by [`bytes`].
-pub(super) fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.chars().any(char::is_control) && !text.starts_with(BASE64) => text.to_owned(),
         _ => format!("{BASE64}{}", STANDARD.encode(bytes)),

@@ -24,6 +24,7 @@ mod migrate;
 mod mistakes;
 #[cfg(feature = "mysql")]
 mod mysql;
+mod outbox;
 mod python;
 mod quota;
 mod receiver;

@@ -186,7 +186,7 @@ fn dies_at_every_point(
     test: &str,
     database: &str,
     dir: &Path,
-    set_aside: &dyn Fn(),
+    set_aside: Option<&dyn Fn()>,
     write: &dyn Fn(&[Event]),
 ) {
     let mut wanted = BTreeSet::new();
@@ -203,7 +203,12 @@ fn dies_at_every_point(
         "relay.before_settle",
         "relay.settled",
     ] {
-        if point.contains("settle") {
+        let set_aside = set_aside.filter(|_| point.contains("settle"));
+        if set_aside.is_none() && point.contains("settle") {
+            // This store has no desk: what was set aside stays so.
+            continue;
+        }
+        if set_aside.is_some() {
             // What the last one left is sent first: whoever opens a batch says that the one before is settled.
             let end = run().run();
             assert!(end.succeeded(), "{end:?}");
@@ -211,7 +216,7 @@ fn dies_at_every_point(
         let events: Vec<_> = (0..EVENTS).map(|n| event(&format!("k{}", n % 5), "x")).collect();
         write(&events);
         wanted.extend(events.iter().map(|event| event.id.to_string()));
-        if point.contains("settle") {
+        if let Some(set_aside) = set_aside {
             set_aside();
         }
         let end = run().at(point).run();
@@ -255,7 +260,7 @@ fn a_relay_on_sqlite_dies_at_every_point_and_nothing_is_lost() {
         "crash::a_relay_on_sqlite_dies_at_every_point_and_nothing_is_lost",
         path.to_str().unwrap(),
         dir.path(),
-        &|| runtime.block_on(set_aside_and_ask(&db)),
+        Some(&|| runtime.block_on(set_aside_and_ask(&db))),
         &|events| {
             runtime.block_on(crate::bed::write(&db, events));
         },
@@ -278,7 +283,7 @@ fn a_relay_on_postgres_dies_at_every_point_and_nothing_is_lost() {
         "crash::a_relay_on_postgres_dies_at_every_point_and_nothing_is_lost",
         &url,
         dir.path(),
-        &|| runtime.block_on(set_aside_and_ask(&db)),
+        Some(&|| runtime.block_on(set_aside_and_ask(&db))),
         &|events| {
             runtime.block_on(crate::postgres::write(&db, events));
         },
@@ -301,6 +306,7 @@ fn a_relay_on_mariadb_dies_at_every_point_and_nothing_is_lost() {
         "crash::a_relay_on_mariadb_dies_at_every_point_and_nothing_is_lost",
         &url,
         dir.path(),
+        None,
         &|events| {
             runtime.block_on(crate::mysql::write(&db, events));
         },

@@ -38,6 +38,9 @@ const COUNTERS: &[CounterOf] = &[
         "Published events deleted from the outbox",
         |stats| stats.cleaned,
     ),
+    ("relay_shards_acquired", "Shards taken over", |stats| {
+        stats.acquired
+    }),
     (
         "relay_shards_lost",
         "Shards that another process took over",
@@ -70,7 +73,42 @@ impl Collector for Relays {
                 ConstCounter::new(of(stats)).encode(family.encode_family(&labels)?)?;
             }
         }
+        let kind = ConstCounter::new(0_u64).metric_type();
+        let help = "Deliveries that failed, by class: away and destination spend no attempt, message does";
+        let mut family = encoder.encode_descriptor("relay_errors", help, None, kind)?;
+        for (name, stats) in &all {
+            for (class, count) in [
+                ("away", stats.away),
+                ("destination", stats.destination),
+                ("message", stats.refused),
+            ] {
+                let labels = [
+                    ("relay", *name),
+                    ("stream", stats.stream.as_str()),
+                    ("class", class),
+                ];
+                ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
+            }
+        }
         let gauge = ConstGauge::new(0_i64).metric_type();
+        let help = "1 for the reason for which a shard of this process sends nothing";
+        let mut family = encoder.encode_descriptor("relay_pause", help, None, gauge)?;
+        for (name, stats) in &all {
+            for (shard, paused) in stats
+                .shards
+                .iter()
+                .filter_map(|it| Some((it, it.paused.as_ref()?)))
+            {
+                let index = shard.shard.index.to_string();
+                let labels = [
+                    ("relay", *name),
+                    ("stream", stats.stream.as_str()),
+                    ("shard", index.as_str()),
+                    ("reason", paused.kind.as_str()),
+                ];
+                ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
+            }
+        }
         let help = "Age of the oldest event that is read and not yet delivered";
         let mut family = encoder.encode_descriptor("relay_lag", help, Some(&Unit::Seconds), gauge)?;
         for (name, stats) in &all {
@@ -108,9 +146,19 @@ struct OutboxLabels {
     stream: String,
 }
 
+/// Labels of the gauges of one shard.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ShardLabels {
+    store: String,
+    stream: String,
+    shard: u16,
+}
+
 /// How the outboxes stand, whoever relays them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Backlogs {
+    shard_rows: Family<ShardLabels, Gauge>,
+    shard_oldest: Family<ShardLabels, Gauge<f64, AtomicU64>>,
     rows: Family<OutboxLabels, Gauge>,
     oldest: Family<OutboxLabels, Gauge<f64, AtomicU64>>,
     exceptions: Family<OutboxLabels, Gauge>,
@@ -119,6 +167,15 @@ pub(super) struct Backlogs {
 
 impl Backlogs {
     pub(super) fn register(&self, registry: &mut Registry) {
+        let help = "Events of a shard that wait to be published; counted up to 10000";
+        registry.register("outbox_shard_rows", help, self.shard_rows.clone());
+        let help = "Age of the oldest event of a shard that waits; 0 when none does";
+        registry.register_with_unit(
+            "outbox_shard_oldest",
+            help,
+            Unit::Seconds,
+            self.shard_oldest.clone(),
+        );
         let help = "Events that wait to be published; counted up to 10000 for each shard";
         registry.register("outbox_rows", help, self.rows.clone());
         let help = "Age of the oldest event that waits";
@@ -136,6 +193,15 @@ impl Backlogs {
             *rows += shard.rows;
             *oldest = (*oldest).max(shard.oldest_ms.unwrap_or(0));
             *exceptions += shard.exceptions;
+            let labels = ShardLabels {
+                store: store.to_owned(),
+                stream: shard.shard.stream.clone(),
+                shard: shard.shard.index,
+            };
+            let count = i64::try_from(shard.rows).unwrap_or(i64::MAX);
+            self.shard_rows.get_or_create(&labels).set(count);
+            let oldest = shard.oldest_ms.unwrap_or(0) as f64 / 1_000.0;
+            self.shard_oldest.get_or_create(&labels).set(oldest);
         }
         let labels = |stream: &str| OutboxLabels {
             store: store.to_owned(),

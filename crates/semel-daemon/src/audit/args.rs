@@ -1,0 +1,52 @@
+//! What `semel audit` takes.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use crate::keys::StoreArgs;
+
+const HELP: &str = "\
+What arrived is one JSON object a line, in the order of arrival: {\"id\": \"…\", \"key\": \"…\", \"sha256\": \"…\"}; key and \
+sha256 (of the data, hexadecimal) may be left out. docs/outbox.md has commands that make it from Kafka, RabbitMQ, NATS, \
+Redis and webhooks' logs. Compared are the rows that the outbox keeps and has sent; give a relay `keep_ms` that is long enough.
+Exit codes: 0 all arrived as it should; 1 something was missing, doubled, out of order or altered; 2 wrong use.";
+
+/// `semel audit`.
+#[derive(Debug, Args)]
+pub(crate) struct AuditArgs {
+    #[command(subcommand)]
+    pub(super) command: AuditCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum AuditCommand {
+    /// Compare an outbox with what arrived at the other side
+    #[command(after_help = HELP)]
+    Outbox(OutboxAuditArgs),
+}
+
+/// `semel audit outbox`.
+#[derive(Debug, Args)]
+pub(super) struct OutboxAuditArgs {
+    #[command(flatten)]
+    pub(super) store: StoreArgs,
+    /// What arrived, as JSON lines: a file, or - for stdin
+    #[arg(long, value_name = "FILE")]
+    pub(super) arrived: PathBuf,
+    /// The stream
+    #[arg(long, value_name = "STREAM", default_value = "default")]
+    pub(super) stream: String,
+    /// Only rows of this topic
+    #[arg(long, value_name = "TOPIC")]
+    pub(super) topic: Option<String>,
+    /// Only rows behind this one
+    #[arg(long, value_name = "ROW", default_value_t = 0)]
+    pub(super) after: i64,
+    /// Of each kind of finding, show so many
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(super) show: usize,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
