@@ -11,8 +11,8 @@ use crate::event::Event;
 use crate::host::{Clock, SystemClock, Timestamp, uuid_v7};
 use crate::model::{MemoryLog, MemoryOutbox};
 use crate::store::{
-    Acquire, ExceptionKind, OutboxDesk as _, OutboxStore, SinkError, SinkErrorClass, SinkOrder,
-    TransactionEnd,
+    Acquire, DeskChange, DeskRequest, ExceptionKind, OutboxDesk as _, OutboxStore, SinkError, SinkErrorClass,
+    SinkOrder, TransactionEnd, Wish,
 };
 
 const ONE_PER_KEY: SinkOrder = SinkOrder::OnePerKey { in_flight_max: 4 };
@@ -542,4 +542,54 @@ fn attempts_survive_that_the_log_is_asked_again() {
         "that was the second of two attempts"
     );
     assert_eq!(bench.on_their_way(), [2]);
+}
+
+fn ask(bench: &mut Bench, row: i64, wish: Wish) {
+    let request = DeskRequest {
+        row,
+        change: DeskChange::Ask(wish),
+        by: "ann".to_owned(),
+        why: "a test".to_owned(),
+    };
+    now_or_never(bench.store.change(&request)).unwrap().unwrap();
+    bench.wait(bench.policy.redrive_look_ms);
+}
+
+/// In a log it could be twice. And what is dropped before the log's place has passed it, the next owner would send.
+#[test]
+fn into_a_log_nothing_is_sent_again_and_what_it_has_not_passed_yet_stays_set_aside() {
+    let mut policy = quiet();
+    policy.retry.attempts_max = 1;
+    policy.poison = Poison::ParkKey;
+    let mut bench = Bench::new(TRANSACTIONAL, policy, &["a", "b", "a"]);
+    bench.end_transaction(Some(1));
+    let aside = [(1, ExceptionKind::Parked), (3, ExceptionKind::Behind)];
+    assert_eq!(
+        (bench.exceptions(), bench.on_their_way()),
+        (aside.to_vec(), vec![2])
+    );
+    ask(&mut bench, 3, Wish::Drop);
+    assert_eq!(bench.exceptions(), aside);
+    let (call, _) = bench.sent.pop().unwrap();
+    assert!(bench.log.commit(&bench.lease.shard, bench.session, call));
+    bench.tell(Input::Committed {
+        call,
+        end: TransactionEnd::Committed,
+    });
+    bench.wait(bench.policy.redrive_look_ms);
+    assert_eq!(bench.exceptions(), aside[..1]);
+
+    ask(&mut bench, 1, Wish::Retry);
+    let row = now_or_never(bench.store.desk_row(1)).unwrap().unwrap();
+    assert_eq!((row.asked, bench.on_their_way()), (None, vec![]));
+    assert!(
+        row.stored.exception.reason.contains("replay --ids fresh"),
+        "{row:?}"
+    );
+
+    ask(&mut bench, 1, Wish::Drop);
+    assert_eq!(bench.exceptions(), []);
+    write(&bench.store, &["a"]);
+    bench.tell(Input::Hint);
+    assert_eq!(bench.on_their_way(), [4], "its key goes on");
 }

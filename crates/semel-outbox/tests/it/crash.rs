@@ -160,6 +160,7 @@ async fn set_aside_and_ask(store: &dyn OutboxStore) {
         finished: true,
         suspect: None,
         exceptions,
+        log: None,
     };
     assert!(matches!(
         store.save_cursor(&lease, &save).await.unwrap(),

@@ -498,6 +498,13 @@ impl OutboxDesk for Sqlite {
             tx.rollback().await.map_err(failed)?;
             return Ok(rescan);
         }
+        // New ids are above all that a mark or what is set aside still speaks of, see ADOPT_OUTBOX.
+        for statement in crate::ADOPT_OUTBOX
+            .split_inclusive(';')
+            .filter(|it| it.contains("sqlite_sequence"))
+        {
+            sqlx::query(statement).execute(&mut *tx).await.map_err(failed)?;
+        }
         sqlx::query(
             "UPDATE semel_outbox_shard SET prev = 0, open = NULL, last_id = 0, batch_no = batch_no + 1,
                version = version + 1, epoch = epoch + 1, nonce = NULL, owner = '', until = 0, suspect = NULL,
