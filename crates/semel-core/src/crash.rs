@@ -38,8 +38,8 @@ pub const CRASH_POINTS: &[&str] = &[
     "log.before_commit",
     "log.committed",
     // Events that were set aside and are sent again: before and after what came of them is saved.
-    "relay.before_settle",
-    "relay.settled",
+    "redrive.before_settle",
+    "redrive.settled",
     "inbox.marked",
     "inbox.before_commit",
     "inbox.committed",

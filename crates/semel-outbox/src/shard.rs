@@ -246,10 +246,10 @@ async fn settle(
     let Some(desk) = store.desk() else {
         return Err(no_desk(store.capabilities().name));
     };
-    crash_point("relay.before_settle");
+    crash_point("redrive.before_settle");
     let reply = desk.settle(lease, save).await;
     if let Ok(Guarded::Done(_)) = &reply {
-        crash_point("relay.settled");
+        crash_point("redrive.settled");
         for row in &save.removed {
             tracing::info!(shard = %lease.shard, row, "an event that was set aside is sent or dropped, as asked");
         }

@@ -201,8 +201,8 @@ fn dies_at_every_point(
         "relay.cursor_saved",
         "relay.cursor_saved:2",
         "relay.batch_finished",
-        "relay.before_settle",
-        "relay.settled",
+        "redrive.before_settle",
+        "redrive.settled",
     ] {
         let set_aside = set_aside.filter(|_| point.contains("settle"));
         if set_aside.is_none() && point.contains("settle") {
