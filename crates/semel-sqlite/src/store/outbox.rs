@@ -20,7 +20,8 @@ use futures_util::TryStreamExt as _;
 use semel_core::relay::{Cursor, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Opening, OutboxDesk,
-    OutboxStore, Page, PageSize, RESHARD_REST_MS, ShardBacklog, StoredException, check_stream, exception_repeated,
+    OutboxStore, Page, PageSize, RESHARD_REST_MS, ShardBacklog, StoredException, check_stream,
+    exception_repeated,
 };
 use semel_core::{ErrorKind, Nonce, StoreError, Timestamp};
 use sqlx::sqlite::SqliteRow;
