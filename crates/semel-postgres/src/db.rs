@@ -73,6 +73,9 @@ impl Postgres {
             Pooler::None => options.clone().options([
                 ("enable_seqscan", "off"),
                 ("enable_bitmapscan", "off"),
+                // What is switched off counts as 10^10, with which the server would compile each of these statements,
+                // for hundreds of milliseconds.
+                ("jit", "off"),
                 // A plan for one item is estimated to be cheaper than one for any number, so that single calls would be
                 // planned again and again, which costs four times what they do.
                 ("plan_cache_mode", "force_generic_plan"),

@@ -69,7 +69,7 @@ const BEGIN_AFTER: &str =
     "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit = on; ";
 /// With the settings of Semel's own statements.
 const BEGIN_OWN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit = on; \
-    SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL search_path = pg_catalog, pg_temp";
+    SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off; SET LOCAL search_path = pg_catalog, pg_temp";
 
 impl Gate {
     pub(crate) fn new(pool: PgPool, pooler: Pooler, own: bool) -> Self {
