@@ -40,6 +40,8 @@ pub const CRASH_POINTS: &[&str] = &[
     // Events that were set aside and are sent again: before and after what came of them is saved.
     "redrive.before_settle",
     "redrive.settled",
+    // An outbox in partitions: one is empty and not dropped yet.
+    "outbox.partition_emptied",
     "inbox.marked",
     "inbox.before_commit",
     "inbox.committed",

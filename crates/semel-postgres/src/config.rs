@@ -25,6 +25,9 @@ pub struct Config {
     /// How long a claim, complete, extend or release of keys, and a write of sagas, waits for a row that another
     /// transaction holds. Default 5 s.
     pub lock_wait: Duration,
+    /// How long writers and relays may wait at most behind a cleaner that waits for its lock on a partition of the outbox,
+    /// or on the outbox. Default 100 ms.
+    pub partition_lock_wait: Duration,
 }
 
 impl Config {
@@ -38,6 +41,7 @@ impl Config {
             key_connections_max: 4,
             acquire_timeout: Duration::from_secs(10),
             lock_wait: Duration::from_secs(5),
+            partition_lock_wait: Duration::from_millis(100),
         }
     }
 }

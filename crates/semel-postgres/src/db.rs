@@ -12,7 +12,7 @@ use sqlx::{ConnectOptions as _, Connection as _, Postgres as Driver, Transaction
 use crate::config::Config;
 use crate::error::{classify, commit_failed};
 use crate::gate::{Gate, Pooler, query, query_scalar};
-use crate::store::{Hints, SmallBatches};
+use crate::store::{Drops, Hints, SmallBatches};
 
 /// A PostgreSQL database. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
@@ -23,6 +23,8 @@ pub struct Postgres {
     pub(crate) own: Gate,
     pub(crate) lock_wait: Duration,
     pub(crate) small_batches: SmallBatches,
+    pub(crate) partition_lock_wait: Duration,
+    pub(crate) drops: Drops,
     pub(crate) hints: Hints,
     /// Transactions under a key that ask before they begin, because keys were taken of late: see `tx/transact_once.rs`.
     pub(crate) asks_first: Arc<AtomicU32>,
@@ -89,6 +91,8 @@ impl Postgres {
             own: Gate::new(pool(config.key_connections_max, by_index), pooler, true),
             lock_wait: config.lock_wait,
             small_batches: SmallBatches::default(),
+            partition_lock_wait: config.partition_lock_wait,
+            drops: Drops::default(),
             hints: Hints::new(listen),
             asks_first: Arc::default(),
         })

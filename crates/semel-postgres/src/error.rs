@@ -14,6 +14,10 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
         // A function of Semel has named the limit and what to do.
         return StoreError::new(ErrorKind::LimitExceeded, operation, refusal(&error)).with_source(error);
     }
+    if state.as_deref() == Some("SM280") {
+        let refused = StoreError::new(ErrorKind::Invalid, operation, refusal(&error));
+        return refused.with_code("SEM0280").with_source(error);
+    }
     let (kind, message) = match state.as_deref() {
         Some("40001" | "40P01" | "55P03" | "57014") => (
             ErrorKind::NotApplied,

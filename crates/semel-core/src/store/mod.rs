@@ -7,6 +7,7 @@ mod keys_arc;
 mod mixed;
 mod outbox;
 mod outbox_desk;
+mod partitions;
 mod reshard;
 mod saga;
 mod sink;
@@ -26,6 +27,7 @@ pub use outbox_desk::{
     RedriveSave, Refused, Replay, Replayed, ReplayedRow, Rescan, ShardStanding, Standing, Taken, Wish,
     no_desk,
 };
+pub use partitions::{Partition, Partitions, Rotation};
 pub use reshard::{RESHARD_HOLD_MS, RESHARD_REST_MS};
 pub use saga::{
     ClaimDue, ClaimedSagas, ClaimedStart, Ownership, PendingRequest, RenewReply, RequestReply, SagaLookup,

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use uuid::Uuid;
 
-use super::{Capabilities, Due, OutboxDesk, OutboxRow};
+use super::{Capabilities, Due, OutboxDesk, OutboxRow, Partitions, Rotation};
 use crate::claim::Nonce;
 use crate::error::{ErrorKind, StoreError};
 use crate::host::Timestamp;
@@ -304,6 +304,20 @@ pub trait OutboxStore: Send + Sync + 'static {
     /// Deletes at most `limit` rows of this stream that are settled in their shard's saved cursor and older than
     /// `keep_ms`; returns how many. Rows of streams that nobody registered stay.
     async fn clean(&self, stream: &str, keep_ms: i64, limit: u32) -> Result<u64, StoreError>;
+
+    /// One turn of rotation, where the outbox is in partitions: makes those of the time ahead, and drops those of which no
+    /// stream wants a row any more. The stream's cleaner calls it before it deletes, with what it deletes by.
+    ///
+    /// Whatever stands in the way delays a drop, and no relay: it is told, and tried again at a later turn.
+    async fn rotate(&self, stream: &str, keep_ms: i64) -> Result<Rotation, StoreError> {
+        let _ = (stream, keep_ms);
+        Ok(Rotation::default())
+    }
+
+    /// The partitions, where the outbox is in partitions.
+    async fn partitions(&self) -> Result<Option<Partitions>, StoreError> {
+        Ok(None)
+    }
 
     /// Moves at most `limit` delayed events of this stream, whose time has come by the store's clock, into the outbox: in
     /// the order of their times, with their ids, each once, in one transaction. One mover at a time: another one that is

@@ -203,7 +203,8 @@ pub struct ShardStanding {
 /// Something in the store itself that holds events back, or may.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hold {
-    /// A word: `open_transaction`, `prepared_transaction`, `held_snapshot`, `identity_changed`, `standby`, `writer`.
+    /// A word: `open_transaction`, `prepared_transaction`, `held_snapshot`, `identity_changed`, `standby`, `writer`,
+    /// `partition_waits`.
     pub kind: &'static str,
     /// Who: a process id, the name of a prepared transaction.
     pub who: String,

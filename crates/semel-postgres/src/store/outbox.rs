@@ -16,14 +16,15 @@
 //!   row: a cursor from before a reconnect or fail-over is never used (rule O2).
 //!
 //! # Not yet
-//! Each shard reads for itself: N shards are N reads. Cleaning is by bounded deletes; partitions come later.
+//! Each shard reads for itself: N shards are N reads.
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use semel_core::relay::{Cursor, Mark, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Opening, OutboxDesk,
-    OutboxStore, Page, PageSize, RESHARD_REST_MS, ShardBacklog, StoredException, check_stream,
+    OutboxStore, Page, PageSize, Partitions, RESHARD_REST_MS, Rotation, ShardBacklog, StoredException,
+    check_stream,
 };
 use semel_core::{ErrorKind, Nonce, StoreError};
 use sqlx::postgres::PgRow;
@@ -360,15 +361,18 @@ impl OutboxStore for Postgres {
     }
 
     async fn clean(&self, stream: &str, keep_ms: i64, limit: u32) -> Result<u64, StoreError> {
-        // One statement, so what it deletes is what it has just seen to be settled; a cleaner beside it is passed by.
-        let done = query(include_str!("../sql/outbox_clean.sql"))
-            .bind(keep_ms as f64)
-            .bind(i64::from(limit))
-            .bind(stream)
-            .execute(&self.gate)
-            .await
-            .map_err(|error| autocommit_failed("clean", error))?;
-        Ok(done.rows_affected())
+        if let Some(parts) = self.clean_in(keep_ms).await? {
+            return self.clean_parts(&parts, stream, keep_ms, limit).await;
+        }
+        self.clean_table("outbox", stream, keep_ms, limit).await
+    }
+
+    async fn rotate(&self, stream: &str, keep_ms: i64) -> Result<Rotation, StoreError> {
+        self.rotate_partitions(stream, keep_ms).await
+    }
+
+    async fn partitions(&self) -> Result<Option<Partitions>, StoreError> {
+        self.outbox_partitions().await
     }
 
     async fn backlog(&self) -> Result<Backlog, StoreError> {
@@ -434,6 +438,25 @@ fn numbers(row: &PgRow) -> Result<(u64, Option<i64>, u64), sqlx::Error> {
 }
 
 impl Postgres {
+    /// One statement, so what it deletes is what it has just seen to be settled; a cleaner beside it is passed by.
+    pub(super) async fn clean_table(
+        &self,
+        table: &str,
+        stream: &str,
+        keep_ms: i64,
+        limit: u32,
+    ) -> Result<u64, StoreError> {
+        let sql = include_str!("../sql/outbox_clean.sql").replace("{table}", table);
+        let done = query(AssertSqlSafe(sql))
+            .bind(keep_ms as f64)
+            .bind(i64::from(limit))
+            .bind(stream)
+            .execute(&self.gate)
+            .await
+            .map_err(|error| autocommit_failed("clean", error))?;
+        Ok(done.rows_affected())
+    }
+
     /// Looks and opens; `None` when the map of shards changed in between.
     async fn try_open(
         &self,

@@ -149,7 +149,12 @@ fn failed(events: &[Event], error: sqlx::Error) -> StoreError {
         .as_database_error()
         .and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
     let repeated = refused
-        .filter(|error| error.constraint() == Some("outbox_event_id_is_new"))
+        // In partitions each has a constraint of its own, after its name.
+        .filter(|error| {
+            error
+                .constraint()
+                .is_some_and(|name| name.ends_with("event_id_is_new"))
+        })
         .map(|error| error.detail().unwrap_or_default().to_owned());
     match repeated {
         // Its text may be in the server's language; the id in it is not.

@@ -34,9 +34,12 @@ const AGE: &str = "UPDATE semel.key SET until = until - $1 * interval '1 millise
 #[derive(Debug)]
 pub(crate) struct Lent {
     pub(crate) url: String,
+    free: &'static Mutex<Vec<String>>,
 }
 
 static FREE: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// Those whose outbox is in partitions.
+static PARTED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 impl Lent {
     pub(crate) async fn take() -> (Self, Postgres) {
@@ -48,7 +51,23 @@ impl Lent {
             .execute(db.pool())
             .await
             .unwrap();
-        (Self { url }, db)
+        (Self { url, free: &FREE }, db)
+    }
+
+    /// One whose outbox is in partitions.
+    pub(crate) async fn take_parted() -> (Self, Postgres) {
+        let found = PARTED.lock().unwrap().pop();
+        if let Some(url) = found {
+            let db = Postgres::connect(Config::new(&url)).await.unwrap();
+            return (Self { url, free: &PARTED }, db);
+        }
+        let url = postgres().fresh_database();
+        let db = Postgres::connect(Config::new(&url)).await.unwrap();
+        db.migrate().await.unwrap();
+        db.partition_outbox(std::time::Duration::from_secs(3_600))
+            .await
+            .unwrap();
+        (Self { url, free: &PARTED }, db)
     }
 }
 
@@ -56,7 +75,7 @@ impl Drop for Lent {
     fn drop(&mut self) {
         // After a failure somebody may still be writing.
         if !std::thread::panicking() {
-            FREE.lock().unwrap().push(self.url.clone());
+            self.free.lock().unwrap().push(self.url.clone());
         }
     }
 }

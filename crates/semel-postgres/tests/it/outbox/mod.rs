@@ -2,6 +2,7 @@
 
 mod functions;
 mod limits;
+mod partitions;
 mod plans;
 mod pooler;
 mod standing;
@@ -98,6 +99,20 @@ impl Writer for Tx {
     async fn rollback(self: Box<Self>) {
         self.tx.rollback().await.unwrap();
     }
+}
+
+/// The same over an outbox in partitions.
+async fn parted_world() -> (World, Lent) {
+    let (lent, db) = Lent::take_parted().await;
+    sqlx::raw_sql(EMPTY).execute(db.pool()).await.unwrap();
+    world_of(lent, &db, &db)
+}
+
+mod laws_in_partitions {
+    semel_testkit::outbox_laws!(super::parted_world());
+    semel_testkit::delayed_laws!(super::parted_world());
+    semel_testkit::reshard_laws!(super::parted_world());
+    semel_testkit::outbox_desk_laws!(super::parted_world());
 }
 
 mod laws {
