@@ -2,18 +2,16 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use uuid::Uuid;
 
 use super::MemoryOutbox;
 use super::outbox::{Inner, commit_of};
 use crate::error::StoreError;
-use crate::host::{Timestamp, uuid_v7};
-use crate::relay::{DeskRefusal, LogCopy, Mark, ShardId, ShardLease, decide, event_json};
+use crate::host::Timestamp;
+use crate::relay::{DeskRefusal, LogCopy, Mark, ShardId, ShardLease, decide};
 use crate::store::{
     DeskChange, DeskEntry, DeskQuery, DeskRequest, DeskRow, Exception, ExceptionKind, Guarded, KeptRow,
-    KeptState, OutboxDesk, OutboxRow, PageRow, PageSize, REPLAY_HEADER, REPLAY_OF_HEADER, REPLAY_REASON,
-    REPLAY_ROWS_MAX, RedriveSave, Replay, Replayed, ReplayedRow, Rescan, ShardStanding, Standing,
-    StoredException, Taken, Wish,
+    KeptState, OutboxDesk, OutboxRow, PageRow, PageSize, REPLAY_HEADER, REPLAY_REASON, RedriveSave, Replay,
+    Replayed, Rescan, ShardStanding, Standing, StoredException, Taken, Taking, Wish,
 };
 
 impl Inner {
@@ -36,26 +34,13 @@ impl Inner {
         })
     }
 
-    fn write(&mut self, entry: DeskEntry) {
+    fn write(&mut self, at: Timestamp, entry: DeskEntry) {
         let entry = DeskEntry {
+            at,
             entry: self.log.len() as i64 + 1,
             ..entry
         };
         self.log.push(entry);
-    }
-}
-
-fn about(at: Timestamp, stream: &str, action: &str, by: &str, why: &str) -> DeskEntry {
-    DeskEntry {
-        entry: 0,
-        at,
-        by: by.to_owned(),
-        why: why.to_owned(),
-        action: action.to_owned(),
-        stream: stream.to_owned(),
-        row: 0,
-        event_id: Uuid::nil(),
-        before: None,
     }
 }
 
@@ -114,14 +99,7 @@ impl OutboxDesk for MemoryOutbox {
                 row.edits += 1;
             }
         }
-        let keep = request.change != DeskChange::Ask(Wish::Retry);
-        let action = request.change.as_str();
-        inner.write(DeskEntry {
-            row: request.row,
-            event_id: old.id,
-            before: keep.then(|| event_json(&old).to_string()),
-            ..about(now, &old.stream, action, &request.by, &request.why)
-        });
+        inner.write(now, DeskEntry::of(request, &old));
         Ok(Ok(()))
     }
 
@@ -177,26 +155,17 @@ impl OutboxDesk for MemoryOutbox {
             .filter_map(|row| row.list().cloned())
             .collect();
         let fits = |row: &&DeskRow| row.asked.is_some() || row.list().is_some_and(|key| going.contains(key));
-        let all: Vec<i64> = inner
-            .exceptions
-            .values()
-            .filter(mine)
-            .filter(fits)
-            .map(|row| row.stored.exception.row)
-            .collect();
-        let mut taken = Taken::default();
-        let mut bytes = 0;
-        for id in all {
-            let Some(row) = inner.exceptions.get_mut(&id) else {
-                continue;
-            };
-            bytes += row.stored.row.row.event.data.as_ref().map_or(0, Bytes::len) as u64;
-            if taken.rows.len() >= size.rows as usize || (bytes > size.bytes && !taken.rows.is_empty()) {
-                taken.more = true;
+        let mut taking = Taking::new(size);
+        for row in inner.exceptions.values().filter(mine).filter(fits) {
+            if !taking.add(row.clone()) {
                 break;
             }
-            row.taken += u32::from(row.asked.is_some());
-            taken.rows.push(row.clone());
+        }
+        let (taken, marked) = taking.done();
+        for row in marked {
+            if let Some(row) = inner.exceptions.get_mut(&row) {
+                row.taken += 1;
+            }
         }
         Ok(Guarded::Done(taken))
     }
@@ -285,7 +254,7 @@ impl OutboxDesk for MemoryOutbox {
             for (_, change) in inner.changes.iter_mut().filter(|(name, _)| meant(name)) {
                 change.hold_until = change.hold_until.min(now);
             }
-            inner.write(about(now, stream.unwrap_or("*"), "rescan", by, why));
+            inner.write(now, DeskEntry::about(stream.unwrap_or("*"), "rescan", by, why));
         }
         Ok(rescan)
     }
@@ -312,42 +281,18 @@ impl OutboxDesk for MemoryOutbox {
                     .any(|it| it.row == row.row && it.before.is_some())
                 && inner.settled(commit, row)
         };
-        let max = replay.limit.min(REPLAY_ROWS_MAX) as usize;
-        let mut rows = inner.rows.range(replay.after.saturating_add(1)..);
-        let mut found: Vec<OutboxRow> = rows
-            .by_ref()
+        let rows = inner.rows.range(replay.after.saturating_add(1)..);
+        let found = rows
             .filter(|(_, (commit, row))| fits(*commit, row))
-            .map(|(_, (_, row))| row.clone())
-            .take(max + 1)
+            .map(|(_, (_, row))| PageRow {
+                row: row.clone(),
+                barred: None,
+            })
+            .take(replay.rows_max() + 1)
             .collect();
-        let more = found.len() > max;
-        found.truncate(max);
-        let mut replayed = Replayed {
-            rows: Vec::new(),
-            more,
-        };
+        let (replayed, copies) = replay.copies(found, &*self.clock)?;
         inner.commits += u64::from(!replay.dry_run);
-        for row in found {
-            let mut copy = row.event.clone();
-            if replay.fresh_ids {
-                copy.id = uuid_v7(&*self.clock);
-                copy.headers
-                    .push((REPLAY_OF_HEADER.to_owned(), row.event.id.to_string().into()));
-            }
-            copy.headers
-                .push((REPLAY_HEADER.to_owned(), replay.id.to_string().into()));
-            copy.check()?;
-            replayed.rows.push(ReplayedRow {
-                row: row.row,
-                event_id: row.event.id,
-                copy_id: if replay.dry_run { Uuid::nil() } else { copy.id },
-                topic: row.event.topic.clone(),
-                key: row.event.key.clone(),
-                created_at: row.created_at,
-            });
-            if replay.dry_run {
-                continue;
-            }
+        for (number, copy) in copies {
             if replay.fresh_ids {
                 inner.last_id += 1;
                 let (id, commit) = (inner.last_id, inner.commits);
@@ -359,17 +304,20 @@ impl OutboxDesk for MemoryOutbox {
                 inner.rows.insert(id, (commit, row));
                 continue;
             }
+            let Some(created_at) = inner.rows.get(&number).map(|(_, row)| row.created_at) else {
+                continue;
+            };
             let of = |(id, shard): &(&ShardId, &super::outbox::Shard)| {
                 id.stream == copy.stream && shard.slots.range().contains(&copy.slot())
             };
             let Some(shard) = inner.shards.iter().find(of).map(|(id, _)| id.clone()) else {
                 continue;
             };
-            let replayed = DeskRow {
+            let again = DeskRow {
                 stored: StoredException {
                     shard,
                     exception: Exception {
-                        row: row.row,
+                        row: number,
                         event_id: copy.id,
                         kind: ExceptionKind::Skipped,
                         attempts: 0,
@@ -377,7 +325,11 @@ impl OutboxDesk for MemoryOutbox {
                     },
                     since: now,
                     row: PageRow {
-                        row: OutboxRow { event: copy, ..row },
+                        row: OutboxRow {
+                            row: number,
+                            created_at,
+                            event: copy,
+                        },
                         barred: None,
                     },
                 },
@@ -385,8 +337,7 @@ impl OutboxDesk for MemoryOutbox {
                 edits: 0,
                 taken: 0,
             };
-            let number = replayed.stored.exception.row;
-            inner.exceptions.insert(number, replayed);
+            inner.exceptions.insert(number, again);
         }
         Ok(replayed)
     }
@@ -432,7 +383,7 @@ impl OutboxDesk for MemoryOutbox {
 
     async fn log_about(&self, stream: &str, action: &str, by: &str, why: &str) -> Result<(), StoreError> {
         let now = self.clock.now();
-        self.lock().write(about(now, stream, action, by, why));
+        self.lock().write(now, DeskEntry::about(stream, action, by, why));
         Ok(())
     }
 }

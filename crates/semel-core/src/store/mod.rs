@@ -1,5 +1,6 @@
 //! What a backend implements: batch-shaped traits, one per pattern, and what it can do.
 
+mod desk_work;
 mod enqueue;
 mod inbox;
 mod keys;
@@ -12,6 +13,7 @@ mod reshard;
 mod saga;
 mod sink;
 
+pub use desk_work::{REPLAY_MARK, Taking};
 pub use enqueue::{Due, EVENT_REPEATED, event_repeated};
 pub use inbox::{InboxStore, PARKED_REASON_BYTES_MAX, Parked, TakenParked};
 pub use keys::{Hint, KeyPage, KeyQuery, KeyStore, KeyStoreExt, Replies, Usage};

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use axum::response::IntoResponse as _;
 use bytes::Bytes;
 use http::Response;
 use semel_testkit::servers::{MariadbServer, free_port, mariadb};
@@ -216,4 +217,109 @@ fn check_warns_of_numbers_that_are_left_out() {
         line(&stdout, "outbox").contains("auto_increment_increment = 2"),
         "{stdout}"
     );
+}
+
+fn outbox(folder: &Folder, arguments: &[&str]) -> (String, String, i32) {
+    texts(&run(folder.path(), &[&["outbox"], arguments].concat()))
+}
+
+/// The operator's desk on MariaDB: what was set aside is seen, sent again in order, replayed; and all of it is audited.
+#[tokio::test]
+async fn an_operator_sees_and_settles_an_outbox_on_mariadb() {
+    let mended = Arc::new(AtomicU32::new(0));
+    let takes = Arc::clone(&mended);
+    let receiver = Receiver::scripted(move |request| {
+        if request.body == "1" && takes.load(Ordering::Relaxed) == 0 {
+            http::StatusCode::UNPROCESSABLE_ENTITY.into_response()
+        } else {
+            http::StatusCode::OK.into_response()
+        }
+    })
+    .await;
+    let url = mariadb().fresh_database();
+    let folder = Folder::new(&format!(
+        "[store]\nurl = \"{url}\"\nmigrate = true\n[[relay]]\nname = \"orders\"\nlease_ms = 1500\nsend_timeout_ms = 1000\n\
+         attempts_max = 1\npoison = \"park_key\"\nsink.webhook.url = \"{}\"\n",
+        receiver.url("/"),
+    ));
+    let daemon = folder.start().await;
+    daemon.until_ready().await;
+    let db = semel_mysql::Mysql::connect(semel_mysql::Config::new(&url))
+        .await
+        .unwrap();
+    for (key, n) in [("a", "1"), ("b", "2"), ("a", "3")] {
+        let mut tx = db.begin().await.unwrap();
+        sqlx::query(
+            "INSERT INTO semel_outbox (topic, type, `key`, content_type, data) VALUES ('orders', 'placed', ?, 'text/plain', ?)",
+        )
+        .bind(key)
+        .bind(n)
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+        db.commit(tx).await.unwrap();
+    }
+    until("the key is parked and the other one arrived", async || {
+        let set_aside = outbox(&folder, &["parked", "list"]).0.lines().count();
+        set_aside == 2 && receiver.seen().iter().any(|seen| seen.body == "2")
+    })
+    .await;
+    let (stdout, _, code) = outbox(&folder, &["why"]);
+    assert!(
+        code == 1 && stdout.contains("blocks\tset_aside\tdefault/"),
+        "{stdout}"
+    );
+    let (stdout, ..) = outbox(&folder, &["list"]);
+    assert!(stdout.contains("orders pid"), "{stdout}");
+
+    mended.store(1, Ordering::Relaxed);
+    let who = ["--by", "ann", "--why", "mended", "--yes"];
+    let (_, stderr, code) = outbox(&folder, &[&["parked", "retry", "--key", "a"], &who[..]].concat());
+    assert!(code == 0 && stderr.contains("retry asked of 1 of 1"), "{stderr}");
+    let order = |key: &str| -> Vec<String> {
+        let seen = receiver.seen();
+        let of = seen.iter().filter(|seen| seen.header("ce-partitionkey") == key);
+        of.map(|seen| String::from_utf8(seen.body.to_vec()).unwrap())
+            .collect()
+    };
+    until("the key's list was sent", async || order("a") == ["1", "1", "3"]).await;
+    until("nothing is set aside", async || {
+        outbox(&folder, &["parked", "list"]).0.is_empty()
+    })
+    .await;
+    let all = [&["replay", "--all", "--ids", "fresh", "--dry-run"], &who[..]].concat();
+    until("all are settled", async || {
+        outbox(&folder, &all).0.lines().count() == 3
+    })
+    .await;
+    let mut arrived = receiver.seen();
+    // What was refused did not arrive.
+    let refused = arrived.iter().position(|seen| seen.body == "1").unwrap();
+    arrived.remove(refused);
+    let lines: Vec<String> = arrived
+        .iter()
+        .map(|seen| {
+            let (id, key) = (seen.header("ce-id"), seen.header("ce-partitionkey"));
+            serde_json::json!({ "id": id, "key": key }).to_string()
+        })
+        .collect();
+    std::fs::write(folder.file("arrived"), lines.join("\n")).unwrap();
+    let audit = || texts(&run(folder.path(), &["audit", "outbox", "--arrived", "arrived"]));
+    let (stdout, stderr, code) = audit();
+    assert!(
+        code == 0 && stdout.contains("all that was sent arrived"),
+        "{stdout}{stderr}"
+    );
+    std::fs::write(folder.file("arrived"), &lines[0]).unwrap();
+    assert_eq!(audit().2, 1, "two are missing");
+
+    let (_, stderr, code) = outbox(&folder, &[&["replay", "--key", "b"], &who[..]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    until("the event came again", async || order("b") == ["2", "2"]).await;
+    assert_eq!(daemon.stop().await.0, 0);
+    let (_, stderr, code) = outbox(&folder, &[&["rescan"], &who[..]].concat());
+    assert!(code == 0 && stderr.contains("3 events"), "{stderr}");
+    let log = outbox(&folder, &["parked", "log"]).0;
+    let actions: Vec<&str> = log.lines().filter_map(|line| line.split('\t').nth(2)).collect();
+    assert_eq!(actions, ["retry", "replay", "rescan"], "{log}");
 }

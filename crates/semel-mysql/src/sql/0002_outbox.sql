@@ -86,6 +86,8 @@ CREATE TABLE IF NOT EXISTS semel_outbox_shard (
   takeovers     INT NOT NULL DEFAULT 0,
   seen_batch_no BIGINT NOT NULL DEFAULT 0,
   seen_last_id  BIGINT NOT NULL DEFAULT 0,
+  note          TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, -- why its owner sends nothing; it stays when that dies
+  noted_us      BIGINT,
   PRIMARY KEY (stream, shard)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
 
@@ -109,8 +111,30 @@ CREATE TABLE IF NOT EXISTS semel_outbox_exception (
   data         LONGBLOB,
   traceparent  VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin,
   created_at   BIGINT NOT NULL,
+  -- What a person asked of it, for its shard's owner to carry out; how often owners took it for that.
+  asked        VARCHAR(7) CHARACTER SET ascii COLLATE ascii_bin,
+  taken        BIGINT NOT NULL DEFAULT 0,
+  edits        BIGINT NOT NULL DEFAULT 0,
   CONSTRAINT semel_outbox_exception_kind CHECK (kind IN ('parked', 'behind', 'skipped')),
-  KEY semel_outbox_exception_stream (stream, shard, id)
+  CONSTRAINT semel_outbox_exception_asked CHECK (asked IN ('retry', 'drop', 'release')),
+  KEY semel_outbox_exception_stream (stream, shard, id),
+  KEY semel_outbox_exception_list (stream, shard, `key`, id),
+  KEY semel_outbox_exception_marks (stream, shard, asked, id)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
+
+-- Who changed what at the operator's desk, and why; the event as it was before an edit or a drop, as JSON. Kept until
+-- somebody deletes it.
+CREATE TABLE IF NOT EXISTS semel_outbox_desk_log (
+  entry    BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
+  at_us    BIGINT NOT NULL,
+  `by`     TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  why      TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  action   VARCHAR(16) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+  stream   VARCHAR(249) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+  `row`    BIGINT NOT NULL,
+  event_id VARBINARY(16) NOT NULL,
+  `before` MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin,
+  KEY semel_outbox_desk_log_row (`row`)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
 
 -- For writers that lock no row of their own: those of one key take turns until they commit, so that their events are

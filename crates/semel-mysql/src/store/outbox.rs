@@ -22,7 +22,7 @@ use bytes::Bytes;
 use semel_core::relay::{Cursor, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, KeyStore, Opening,
-    OutboxStore, Page, PageSize, ShardBacklog, StoredException, check_stream, exception_repeated,
+    OutboxDesk, OutboxStore, Page, PageSize, ShardBacklog, StoredException, check_stream, exception_repeated,
     other_shards,
 };
 use semel_core::{ErrorKind, Nonce, StoreError, Timestamp};
@@ -49,6 +49,10 @@ impl OutboxStore for Mysql {
             token_survives_failover: true,
             ..KeyStore::capabilities(self)
         }
+    }
+
+    fn desk(&self) -> Option<&dyn OutboxDesk> {
+        Some(self)
     }
 
     async fn register_stream(&self, stream: &str, shards: u16) -> Result<(), StoreError> {
@@ -151,8 +155,8 @@ impl OutboxStore for Mysql {
                 .await
                 .map_err(failed)?;
             let parked: Vec<Vec<u8>> = sqlx::query_scalar(
-                "SELECT `key` FROM semel_outbox_exception
-                 WHERE stream = ? AND shard = ? AND kind = 'parked' AND `key` IS NOT NULL",
+                "SELECT DISTINCT `key` FROM semel_outbox_exception
+                 WHERE stream = ? AND shard = ? AND kind IN ('parked', 'behind') AND `key` IS NOT NULL",
             )
             .bind(&found.id.stream)
             .bind(found.id.index)
@@ -531,7 +535,10 @@ impl Mysql {
     }
 
     /// The number that the next event would get, as far as the server says.
-    async fn next_id(&self, tx: &mut Transaction<'_, sqlx::MySql>) -> Result<Option<i64>, StoreError> {
+    pub(super) async fn next_id(
+        &self,
+        tx: &mut Transaction<'_, sqlx::MySql>,
+    ) -> Result<Option<i64>, StoreError> {
         let failed = |error| classify("acquire", error);
         // MySQL 8 would tell what it knew a day ago; MariaDB does not know the setting.
         sqlx::raw_sql("SET @semel_ask = 0 /*!80000 , @@session.information_schema_stats_expiry = 0 */")

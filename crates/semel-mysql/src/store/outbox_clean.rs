@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, Row as _};
 
 use super::key_rows::NOW;
 use super::outbox_look::RANGES;
-use super::outbox_mark::{Range, Seen, condition};
+use super::outbox_mark::{Range, Seen, condition, holds};
 use super::outbox_rows::Shard;
 use crate::db::Mysql;
 use crate::error::{autocommit_failed, classify};
@@ -151,10 +151,4 @@ impl Mysql {
         self.outbox.fillers_from().store(next, Ordering::Relaxed);
         Ok(())
     }
-}
-
-/// Whether one of the ranges, which grow, holds the number.
-fn holds(ranges: &[Range], id: i64) -> bool {
-    let at = ranges.partition_point(|range| range.1 < id);
-    ranges.get(at).is_some_and(|range| range.0 <= id)
 }

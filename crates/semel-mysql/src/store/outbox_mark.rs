@@ -133,6 +133,12 @@ pub(super) fn above(ranges: &[Range], after: i64) -> Vec<Range> {
         .collect()
 }
 
+/// Whether one of the ranges, which grow, holds the number.
+pub(super) fn holds(ranges: &[Range], id: i64) -> bool {
+    let at = ranges.partition_point(|range| range.1 < id);
+    ranges.get(at).is_some_and(|range| range.0 <= id)
+}
+
 /// How many numbers they hold.
 pub(super) fn count(ranges: &[Range]) -> u64 {
     ranges

@@ -47,19 +47,19 @@ impl Shard {
 }
 
 /// The driver asks for the collation's name before it gives bytes as text; these columns are what they are declared to be.
-fn text(row: &MySqlRow, column: &str) -> Result<Option<String>, sqlx::Error> {
+pub(super) fn text(row: &MySqlRow, column: &str) -> Result<Option<String>, sqlx::Error> {
     row.try_get_unchecked(column)
 }
 
-fn bytes(row: &MySqlRow, column: &str) -> Result<Option<Vec<u8>>, sqlx::Error> {
+pub(super) fn bytes(row: &MySqlRow, column: &str) -> Result<Option<Vec<u8>>, sqlx::Error> {
     row.try_get_unchecked(column)
 }
 
-fn number(row: &MySqlRow, column: &str) -> Result<i64, sqlx::Error> {
+pub(super) fn number(row: &MySqlRow, column: &str) -> Result<i64, sqlx::Error> {
     row.try_get_unchecked(column)
 }
 
-fn small(row: &MySqlRow, column: &str) -> Result<u16, sqlx::Error> {
+pub(super) fn small(row: &MySqlRow, column: &str) -> Result<u16, sqlx::Error> {
     u16::try_from(number(row, column)?).map_err(|error| sqlx::Error::Decode(error.into()))
 }
 

@@ -197,7 +197,7 @@ async fn repeated(tx: &mut Transaction<'_, Driver>, events: &[Event]) -> Result<
     Ok(Uuid::nil())
 }
 
-pub(super) fn encoded_headers(event: &Event) -> Option<String> {
+pub(crate) fn encoded_headers(event: &Event) -> Option<String> {
     if event.headers.is_empty() {
         return None;
     }

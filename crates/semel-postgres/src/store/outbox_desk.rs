@@ -3,17 +3,15 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use semel_core::host::uuid_v7;
-use semel_core::relay::{DeskRefusal, ShardId, ShardLease, decide, event_json};
+use semel_core::relay::{DeskRefusal, ShardId, ShardLease, decide};
 use semel_core::store::{
     DeskChange, DeskEntry, DeskQuery, DeskRequest, DeskRow, Guarded, KeptRow, KeptState, OutboxDesk,
-    PageSize, REPLAY_HEADER, REPLAY_OF_HEADER, REPLAY_REASON, REPLAY_ROWS_MAX, RESCAN_ROWS_COUNTED_MAX,
-    RedriveSave, Replay, Replayed, ReplayedRow, Rescan, Standing, Taken, Wish,
+    PageSize, REPLAY_MARK, REPLAY_REASON, RESCAN_ROWS_COUNTED_MAX, RedriveSave, Replay, Replayed, Rescan,
+    Standing, Taken, Taking, Wish,
 };
 use semel_core::{ErrorKind, Event, StoreError, SystemClock, Timestamp};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Postgres as Driver, Row as _, Transaction};
-use uuid::Uuid;
 
 use super::outbox_rows::{EVENT, exception, page_row};
 use crate::db::Postgres;
@@ -136,20 +134,6 @@ async fn lock_owned(tx: &mut Tx, lease: &ShardLease) -> Result<bool, StoreError>
     Ok(found.is_some())
 }
 
-fn about(stream: &str, action: &str, by: &str, why: &str) -> DeskEntry {
-    DeskEntry {
-        entry: 0,
-        at: Timestamp(0),
-        by: by.to_owned(),
-        why: why.to_owned(),
-        action: action.to_owned(),
-        stream: stream.to_owned(),
-        row: 0,
-        event_id: Uuid::nil(),
-        before: None,
-    }
-}
-
 #[async_trait]
 impl OutboxDesk for Postgres {
     async fn desk_rows(&self, wanted: &DeskQuery) -> Result<Vec<DeskRow>, StoreError> {
@@ -240,14 +224,7 @@ impl OutboxDesk for Postgres {
                 .map_err(failed)?;
             }
         }
-        let keep = request.change != DeskChange::Ask(Wish::Retry);
-        let entry = DeskEntry {
-            row: request.row,
-            event_id: old.id,
-            before: keep.then(|| event_json(&old).to_string()),
-            ..about(&old.stream, request.change.as_str(), &request.by, &request.why)
-        };
-        write(&mut tx, &entry).await?;
+        write(&mut tx, &DeskEntry::of(request, &old)).await?;
         self.commit(tx).await?;
         Ok(Ok(()))
     }
@@ -307,21 +284,13 @@ impl OutboxDesk for Postgres {
             .fetch_all(&mut *tx)
             .await
             .map_err(failed)?;
-        let mut taken = Taken::default();
-        let (mut bytes, mut marked) = (0, Vec::new());
+        let mut taking = Taking::new(size);
         for row in &rows {
-            let mut row = desk_row(row)?;
-            bytes += row.stored.row.row.event.data.as_ref().map_or(0, Bytes::len) as u64;
-            if taken.rows.len() >= size.rows as usize || (bytes > size.bytes && !taken.rows.is_empty()) {
-                taken.more = true;
+            if !taking.add(desk_row(row)?) {
                 break;
             }
-            if row.asked.is_some() {
-                row.taken += 1;
-                marked.push(row.stored.exception.row);
-            }
-            taken.rows.push(row);
         }
+        let (taken, marked) = taking.done();
         query("UPDATE semel.outbox_exception SET taken = taken + 1 WHERE id = ANY($1)")
             .bind(marked)
             .execute(&mut *tx)
@@ -484,14 +453,17 @@ impl OutboxDesk for Postgres {
             .await
             .map_err(failed)?;
         }
-        write(&mut tx, &about(stream.unwrap_or("*"), "rescan", by, why)).await?;
+        write(
+            &mut tx,
+            &DeskEntry::about(stream.unwrap_or("*"), "rescan", by, why),
+        )
+        .await?;
         self.commit(tx).await?;
         Ok(rescan)
     }
 
     async fn replay(&self, replay: &Replay) -> Result<Replayed, StoreError> {
         let failed = |error| classify("replay", error);
-        let max = replay.limit.min(REPLAY_ROWS_MAX) as usize;
         let sql = format!(
             "SELECT {EVENT} FROM semel.outbox o
              WHERE o.id > $1 AND o.id <= $2 AND o.stream = $3
@@ -514,42 +486,14 @@ impl OutboxDesk for Postgres {
             .bind(replay.to.map(|to| to.0))
             .bind(replay.key.as_deref())
             .bind(&replay.topic)
-            .bind(format!("[\"{REPLAY_HEADER}\","))
-            .bind(max as i64 + 1)
+            .bind(REPLAY_MARK)
+            .bind(replay.rows_max() as i64 + 1)
             .fetch_all(&mut *tx)
             .await
             .map_err(failed)?;
-        let mut replayed = Replayed {
-            rows: Vec::new(),
-            more: found.len() > max,
-        };
-        let mut copies = Vec::new();
-        for row in found.iter().take(max) {
-            let row = page_row(row)?;
-            // What cannot be read was never sent.
-            if row.barred.is_some() {
-                continue;
-            }
-            let mut copy = row.row.event.clone();
-            if replay.fresh_ids {
-                copy.id = uuid_v7(&SystemClock);
-                let of = row.row.event.id.to_string();
-                copy.headers.push((REPLAY_OF_HEADER.to_owned(), of.into()));
-            }
-            copy.headers
-                .push((REPLAY_HEADER.to_owned(), replay.id.to_string().into()));
-            copy.check()?;
-            replayed.rows.push(ReplayedRow {
-                row: row.row.row,
-                event_id: row.row.event.id,
-                copy_id: if replay.dry_run { Uuid::nil() } else { copy.id },
-                topic: copy.topic.clone(),
-                key: copy.key.clone(),
-                created_at: row.row.created_at,
-            });
-            copies.push((row.row.row, copy));
-        }
-        if replay.dry_run || copies.is_empty() {
+        let found = found.iter().map(page_row).collect::<Result<Vec<_>, _>>()?;
+        let (replayed, copies) = replay.copies(found, &SystemClock)?;
+        if copies.is_empty() {
             tx.rollback().await.map_err(failed)?;
         } else {
             if replay.fresh_ids {
@@ -606,7 +550,7 @@ impl OutboxDesk for Postgres {
 
     async fn log_about(&self, stream: &str, action: &str, by: &str, why: &str) -> Result<(), StoreError> {
         let mut tx = self.begin().await?;
-        write(&mut tx, &about(stream, action, by, why)).await?;
+        write(&mut tx, &DeskEntry::about(stream, action, by, why)).await?;
         self.commit(tx).await
     }
 }

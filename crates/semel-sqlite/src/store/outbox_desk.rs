@@ -3,15 +3,13 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
-use semel_core::host::uuid_v7;
-use semel_core::inbox::headers;
-use semel_core::relay::{DeskRefusal, ShardId, ShardLease, decide, event_json};
+use semel_core::relay::{DeskRefusal, ShardId, ShardLease, decide};
 use semel_core::store::{
     DeskChange, DeskEntry, DeskQuery, DeskRequest, DeskRow, Guarded, Hold, KeptRow, KeptState, OutboxDesk,
-    PageSize, REPLAY_HEADER, REPLAY_OF_HEADER, REPLAY_REASON, REPLAY_ROWS_MAX, RESCAN_ROWS_COUNTED_MAX,
-    RedriveSave, Replay, Replayed, ReplayedRow, Rescan, ShardStanding, Standing, Taken, Wish,
+    PageSize, REPLAY_MARK, REPLAY_REASON, RESCAN_ROWS_COUNTED_MAX, RedriveSave, Replay, Replayed, Rescan,
+    ShardStanding, Standing, Taken, Taking, Wish,
 };
-use semel_core::{Event, StoreError, Timestamp};
+use semel_core::{StoreError, Timestamp};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row as _, Sqlite as Driver, Transaction};
 use uuid::Uuid;
@@ -19,6 +17,7 @@ use uuid::Uuid;
 use super::outbox_rows::{EVENT, exception, page_row};
 use crate::db::Sqlite;
 use crate::error::classify;
+use crate::tx::encoded_headers;
 
 /// The columns that [`desk_row`] reads.
 const DESK: &str = "shard, kind, attempts, reason, since, asked, edits, taken";
@@ -67,16 +66,6 @@ fn kept_row(row: &SqliteRow) -> Result<KeptRow, sqlx::Error> {
         sha256: KeptRow::hash(data.as_deref()),
         state: KeptState::parse(&state),
     })
-}
-
-/// Headers as the outbox stores them.
-fn encoded(event: &Event) -> Option<Vec<u8>> {
-    let pairs: Vec<(String, Option<Bytes>)> = event
-        .headers
-        .iter()
-        .map(|(name, value)| (name.clone(), Some(value.clone())))
-        .collect();
-    (!pairs.is_empty()).then(|| headers::encode(&pairs))
 }
 
 impl Sqlite {
@@ -144,20 +133,6 @@ impl Sqlite {
         .fetch_one(&mut **tx)
         .await
         .map_err(|error| classify("desk", error))
-    }
-}
-
-fn about(stream: &str, action: &str, by: &str, why: &str) -> DeskEntry {
-    DeskEntry {
-        entry: 0,
-        at: Timestamp(0),
-        by: by.to_owned(),
-        why: why.to_owned(),
-        action: action.to_owned(),
-        stream: stream.to_owned(),
-        row: 0,
-        event_id: Uuid::nil(),
-        before: None,
     }
 }
 
@@ -229,7 +204,7 @@ impl OutboxDesk for Sqlite {
                 .bind(&event.topic)
                 .bind(&event.kind)
                 .bind(&event.content_type)
-                .bind(encoded(event))
+                .bind(encoded_headers(event))
                 .bind(event.data.as_deref())
                 .bind(&event.traceparent)
                 .execute(&mut *tx)
@@ -237,14 +212,7 @@ impl OutboxDesk for Sqlite {
                 .map_err(failed)?;
             }
         }
-        let keep = request.change != DeskChange::Ask(Wish::Retry);
-        let entry = DeskEntry {
-            row: request.row,
-            event_id: old.id,
-            before: keep.then(|| event_json(&old).to_string()),
-            ..about(&old.stream, request.change.as_str(), &request.by, &request.why)
-        };
-        self.desk_write(&mut tx, &entry).await?;
+        self.desk_write(&mut tx, &DeskEntry::of(request, &old)).await?;
         self.commit(tx).await?;
         Ok(Ok(()))
     }
@@ -358,25 +326,19 @@ impl OutboxDesk for Sqlite {
             .fetch_all(&mut *tx)
             .await
             .map_err(failed)?;
-        let mut taken = Taken::default();
-        let mut bytes = 0;
+        let mut taking = Taking::new(size);
         for row in &rows {
-            let mut row = desk_row(row)?;
-            bytes += row.stored.row.row.event.data.as_ref().map_or(0, Bytes::len) as u64;
-            if taken.rows.len() >= size.rows as usize || (bytes > size.bytes && !taken.rows.is_empty()) {
-                taken.more = true;
+            if !taking.add(desk_row(row)?) {
                 break;
             }
-            if row.asked.is_some() {
-                row.taken += 1;
-                sqlx::query("UPDATE semel_outbox_exception SET taken = ?2 WHERE id = ?1")
-                    .bind(row.stored.exception.row)
-                    .bind(row.taken)
-                    .execute(&mut *tx)
-                    .await
-                    .map_err(failed)?;
-            }
-            taken.rows.push(row);
+        }
+        let (taken, marked) = taking.done();
+        for row in marked {
+            sqlx::query("UPDATE semel_outbox_exception SET taken = taken + 1 WHERE id = ?1")
+                .bind(row)
+                .execute(&mut *tx)
+                .await
+                .map_err(failed)?;
         }
         self.commit(tx).await?;
         Ok(Guarded::Done(taken))
@@ -524,15 +486,17 @@ impl OutboxDesk for Sqlite {
         .execute(&mut *tx)
         .await
         .map_err(failed)?;
-        self.desk_write(&mut tx, &about(stream.unwrap_or("*"), "rescan", by, why))
-            .await?;
+        self.desk_write(
+            &mut tx,
+            &DeskEntry::about(stream.unwrap_or("*"), "rescan", by, why),
+        )
+        .await?;
         self.commit(tx).await?;
         Ok(rescan)
     }
 
     async fn replay(&self, replay: &Replay) -> Result<Replayed, StoreError> {
         let failed = |error| classify("replay", error);
-        let max = replay.limit.min(REPLAY_ROWS_MAX) as usize;
         let sql = format!(
             "SELECT {EVENT} FROM semel_outbox o
              WHERE o.id > ?1 AND o.id <= ?2 AND o.stream = ?3 AND o.created_at >= ?4 AND o.created_at < ?5
@@ -553,63 +517,34 @@ impl OutboxDesk for Sqlite {
             .bind(replay.to.map_or(i64::MAX, |to| to.0))
             .bind(replay.key.as_deref())
             .bind(&replay.topic)
-            .bind(format!("[\"{REPLAY_HEADER}\",").into_bytes())
-            .bind(max as i64 + 1)
+            .bind(REPLAY_MARK.as_bytes())
+            .bind(replay.rows_max() as i64 + 1)
             .fetch_all(&mut *tx)
             .await
             .map_err(failed)?;
-        let mut replayed = Replayed {
-            rows: Vec::new(),
-            more: found.len() > max,
-        };
-        for row in found.iter().take(max) {
-            let row = page_row(row)?;
-            // What cannot be read was never sent.
-            if row.barred.is_some() {
+        let found = found.iter().map(page_row).collect::<Result<Vec<_>, _>>()?;
+        let (replayed, copies) = replay.copies(found, &*self.clock)?;
+        for (row, copy) in &copies {
+            if replay.fresh_ids {
+                crate::tx::enqueue(&mut tx, copy).await?;
                 continue;
             }
-            let mut copy = row.row.event.clone();
-            if replay.fresh_ids {
-                copy.id = uuid_v7(&*self.clock);
-                let of = row.row.event.id.to_string();
-                copy.headers.push((REPLAY_OF_HEADER.to_owned(), of.into()));
-            }
-            copy.headers
-                .push((REPLAY_HEADER.to_owned(), replay.id.to_string().into()));
-            let copy_id = if replay.dry_run {
-                copy.check()?;
-                Uuid::nil()
-            } else if replay.fresh_ids {
-                crate::tx::enqueue(&mut tx, &copy).await?;
-                copy.id
-            } else {
-                copy.check()?;
-                sqlx::query(
-                    "INSERT INTO semel_outbox_exception (id, shard, kind, attempts, reason, since, stream, slot, event_id,
-                       topic, type, source, key, content_type, headers, data, traceparent, created_at, asked)
-                     SELECT o.id, s.shard, 'skipped', 0, ?2, ?3, o.stream, o.slot, o.event_id, o.topic, o.type, o.source,
-                       o.key, o.content_type, ?4, o.data, o.traceparent, o.created_at, 'retry'
-                     FROM semel_outbox o JOIN semel_outbox_shard s
-                       ON s.stream = o.stream AND o.slot BETWEEN s.slot_first AND s.slot_last
-                     WHERE o.id = ?1",
-                )
-                .bind(row.row.row)
-                .bind(REPLAY_REASON)
-                .bind(self.now().0)
-                .bind(encoded(&copy))
-                .execute(&mut *tx)
-                .await
-                .map_err(failed)?;
-                copy.id
-            };
-            replayed.rows.push(ReplayedRow {
-                row: row.row.row,
-                event_id: row.row.event.id,
-                copy_id,
-                topic: copy.topic,
-                key: copy.key,
-                created_at: row.row.created_at,
-            });
+            sqlx::query(
+                "INSERT INTO semel_outbox_exception (id, shard, kind, attempts, reason, since, stream, slot, event_id,
+                   topic, type, source, key, content_type, headers, data, traceparent, created_at, asked)
+                 SELECT o.id, s.shard, 'skipped', 0, ?2, ?3, o.stream, o.slot, o.event_id, o.topic, o.type, o.source,
+                   o.key, o.content_type, ?4, o.data, o.traceparent, o.created_at, 'retry'
+                 FROM semel_outbox o JOIN semel_outbox_shard s
+                   ON s.stream = o.stream AND o.slot BETWEEN s.slot_first AND s.slot_last
+                 WHERE o.id = ?1",
+            )
+            .bind(row)
+            .bind(REPLAY_REASON)
+            .bind(self.now().0)
+            .bind(encoded_headers(copy))
+            .execute(&mut *tx)
+            .await
+            .map_err(failed)?;
         }
         if replay.dry_run {
             tx.rollback().await.map_err(failed)?;
@@ -653,7 +588,8 @@ impl OutboxDesk for Sqlite {
 
     async fn log_about(&self, stream: &str, action: &str, by: &str, why: &str) -> Result<(), StoreError> {
         let mut tx = self.begin().await?;
-        self.desk_write(&mut tx, &about(stream, action, by, why)).await?;
+        self.desk_write(&mut tx, &DeskEntry::about(stream, action, by, why))
+            .await?;
         self.commit(tx).await
     }
 }

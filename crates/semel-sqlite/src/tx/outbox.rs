@@ -113,7 +113,7 @@ async fn insert(
     Ok((done.last_insert_rowid(), done.rows_affected() == 1))
 }
 
-pub(super) fn encoded_headers(event: &Event) -> Option<Vec<u8>> {
+pub(crate) fn encoded_headers(event: &Event) -> Option<Vec<u8>> {
     let pairs: Vec<(String, Option<Bytes>)> = event
         .headers
         .iter()

@@ -4,6 +4,7 @@ mod adopted;
 mod holes;
 mod limits;
 mod locks;
+mod standing;
 mod taken;
 
 use std::sync::Arc;
@@ -19,7 +20,8 @@ use crate::keys::Lent;
 
 /// Everything that an outbox holds, but for the row that says whose table it is.
 const EMPTY: &str = "DELETE FROM semel_outbox WHERE id NOT IN (SELECT row_id FROM semel_outbox_home);
-  DELETE FROM semel_outbox_shard; DELETE FROM semel_outbox_delayed; DELETE FROM semel_outbox_exception";
+  DELETE FROM semel_outbox_shard; DELETE FROM semel_outbox_delayed; DELETE FROM semel_outbox_exception;
+  DELETE FROM semel_outbox_desk_log";
 
 async fn lent() -> (Lent, Mysql) {
     let (lent, db) = Lent::take().await;
@@ -98,3 +100,4 @@ impl Writer for Tx {
 
 semel_testkit::outbox_laws!(world());
 semel_testkit::delayed_laws!(world());
+semel_testkit::outbox_desk_laws!(world());

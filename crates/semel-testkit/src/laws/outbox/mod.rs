@@ -98,6 +98,7 @@ macro_rules! reshard_laws {
             shards_are_split_and_merged_while_they_are_read
             a_shard_that_lags_holds_up_a_change_and_the_others_only_for_a_while
             a_change_that_nobody_wants_any_more_is_dropped
+            another_number_of_shards_waits_for_what_is_being_sent_again
         );
     };
 }
@@ -115,7 +116,6 @@ macro_rules! outbox_desk_laws {
             an_edit_is_kept_with_who_why_and_what_was_there
             only_the_owner_carries_out_what_was_asked
             a_shard_says_why_it_sends_nothing
-            another_number_of_shards_waits_for_what_is_being_sent_again
             a_rescan_begins_at_the_beginning
             a_replay_sends_settled_events_once_more
         );
