@@ -12,7 +12,7 @@ use sqlx::{ConnectOptions as _, Connection as _, Postgres as Driver, Transaction
 use crate::config::Config;
 use crate::error::{classify, commit_failed};
 use crate::gate::{Gate, Pooler, query, query_scalar};
-use crate::store::{Drops, Hints, SmallBatches};
+use crate::store::{CleanPlaces, Drops, Hints, SmallBatches};
 
 /// A PostgreSQL database. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
@@ -25,6 +25,7 @@ pub struct Postgres {
     pub(crate) small_batches: SmallBatches,
     pub(crate) partition_lock_wait: Duration,
     pub(crate) drops: Drops,
+    pub(crate) clean_places: CleanPlaces,
     pub(crate) hints: Hints,
     /// Transactions under a key that ask before they begin, because keys were taken of late: see `tx/transact_once.rs`.
     pub(crate) asks_first: Arc<AtomicU32>,
@@ -93,6 +94,7 @@ impl Postgres {
             small_batches: SmallBatches::default(),
             partition_lock_wait: config.partition_lock_wait,
             drops: Drops::default(),
+            clean_places: CleanPlaces::default(),
             hints: Hints::new(listen),
             asks_first: Arc::default(),
         })

@@ -61,6 +61,7 @@ pub(crate) async fn check(configs: &[StoreConfig], findings: &mut Vec<Finding>) 
                 Ok(false) => findings.push(Finding::ok(&part, "tokens", "of this cluster and timeline")),
                 Err(_) => {}
             }
+            findings.extend(partitions(&part, db).await);
         }
         findings.push(guarantee(&format!("store {}", config.name), &store));
         findings.extend(config.quota.map(|quota| {
@@ -72,6 +73,26 @@ pub(crate) async fn check(configs: &[StoreConfig], findings: &mut Vec<Finding>) 
         }));
         store.close().await;
     }
+}
+
+/// Of an outbox in partitions: that some are made ahead, and what delays the end of others.
+#[cfg(feature = "postgres")]
+async fn partitions(part: &str, db: &semel_postgres::Postgres) -> Option<Finding> {
+    use semel_core::OutboxStore as _;
+    let found = db.partitions().await.ok()??;
+    let text = crate::outbox::in_partitions(&found);
+    Some(match found.waits.first() {
+        Some(wait) => {
+            let since = wait.age_ms.unwrap_or_default() / 1_000;
+            let text = format!("{text}; {} ({since} s): {}", wait.who, wait.detail);
+            Finding::warn(part, "partitions", text, wait.advice.clone())
+        }
+        None if found.ahead() == 0 => {
+            let fix = "start a relay that deletes (keep_ms), as the role that owns the table: it makes them (SEM0281)";
+            Finding::warn(part, "partitions", text, fix)
+        }
+        None => Finding::ok(part, "partitions", text),
+    })
 }
 
 /// What this kind of store can do.

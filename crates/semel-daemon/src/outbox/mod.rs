@@ -22,6 +22,8 @@ use crate::{config, out};
 
 pub(crate) use args::OutboxArgs;
 use args::{OutboxCommand, ParkedCommand};
+#[cfg(feature = "postgres")]
+pub(crate) use show::in_partitions;
 
 /// Does what the arguments ask.
 pub(crate) fn run(args: &OutboxArgs) -> Exit {

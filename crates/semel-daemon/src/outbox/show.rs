@@ -5,7 +5,7 @@ use semel_core::StoreError;
 use semel_core::Timestamp;
 use semel_core::relay::event_json;
 use semel_core::store::{
-    Backlog, DeskEntry, DeskQuery, DeskRow, ExceptionKind, OutboxDesk, OutboxStore, ShardBacklog,
+    Backlog, DeskEntry, DeskQuery, DeskRow, ExceptionKind, OutboxDesk, OutboxStore, Partitions, ShardBacklog,
     ShardStanding, Standing, Wish, no_desk,
 };
 use serde_json::{Value, json};
@@ -59,10 +59,19 @@ fn print<const N: usize>(
 
 /// `semel outbox list`.
 pub(super) async fn shards(store: &dyn OutboxStore, as_json: bool) -> Exit {
-    match look(store).await {
-        Ok((backlog, standing)) => {
+    let looked = match look(store).await {
+        Ok((backlog, standing)) => store
+            .partitions()
+            .await
+            .map(|partitions| (backlog, standing, partitions)),
+        Err(error) => Err(error),
+    };
+    match looked {
+        Ok((backlog, standing, partitions)) => {
             if as_json {
-                out::data(shards_json(&backlog, &standing));
+                let mut shown = shards_json(&backlog, &standing);
+                shown["partitions"] = partitions.as_ref().map_or(Value::Null, partitions_json);
+                out::data(shown);
             } else {
                 let rows: Vec<[String; 9]> = pairs(&backlog, &standing)
                     .map(|(b, s)| shard_row(b, s, standing.now))
@@ -89,11 +98,57 @@ pub(super) async fn shards(store: &dyn OutboxStore, as_json: bool) -> Exit {
                         "events wait in the stream {stream}, which nobody publishes"
                     ));
                 }
+                if let Some(found) = &partitions {
+                    out::note(in_partitions(found));
+                    for wait in &found.waits {
+                        let since = wait
+                            .age_ms
+                            .map(|ms| format!(" for {}", age(ms)))
+                            .unwrap_or_default();
+                        out::note(format_args!(
+                            "{}{since}: {}; {}",
+                            wait.who, wait.detail, wait.advice
+                        ));
+                    }
+                }
             }
             Exit::Ok
         }
         Err(error) => failed(&error),
     }
+}
+
+/// The partitions in a line.
+pub(crate) fn in_partitions(found: &Partitions) -> String {
+    format!(
+        "the outbox is in {} partitions of {}, {} of them ahead; the oldest ended {} ago, {} bytes are of no partition's time",
+        found.parts.len(),
+        age(found.width_ms),
+        found.ahead(),
+        age(found.oldest_ms()),
+        found.other_bytes()
+    )
+}
+
+fn partitions_json(found: &Partitions) -> Value {
+    let parts: Vec<Value> = found
+        .parts
+        .iter()
+        .map(|part| {
+            json!({
+                "name": part.name,
+                "first": part.first.map(Timestamp::rfc3339),
+                "past": part.past.map(Timestamp::rfc3339),
+                "bytes": part.bytes,
+            })
+        })
+        .collect();
+    let waits: Vec<Value> = found
+        .waits
+        .iter()
+        .map(|wait| json!({ "who": wait.who, "age_ms": wait.age_ms, "detail": wait.detail, "advice": wait.advice }))
+        .collect();
+    json!({ "width_ms": found.width_ms, "parts": parts, "waits": waits })
 }
 
 /// Both views of an outbox.

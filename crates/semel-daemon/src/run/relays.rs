@@ -139,6 +139,9 @@ pub(crate) fn start_counting(name: &str, store: &Handle, context: &Arc<Context>)
             match outbox.backlog().await {
                 Ok(backlog) => {
                     metrics.outbox(&name, &backlog);
+                    if let Ok(Some(found)) = outbox.partitions().await {
+                        metrics.partitions(&name, &found);
+                    }
                     if backlog.orphan_streams != orphans && !backlog.orphan_streams.is_empty() {
                         let streams = backlog.orphan_streams.join(", ");
                         tracing::warn!(

@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use super::daemon::{Folder, run, texts};
+use super::daemon::{Folder, run, texts, until};
 
 /// The line of one part and check.
 fn line<'a>(stdout: &'a str, part: &str, check: &str) -> &'a str {
@@ -143,6 +143,51 @@ fn a_postgresql_is_checked_for_version_schema_and_durability() {
     assert_eq!(code, 0, "{stdout}");
     assert!(line(&stdout, "store default", "version").contains("PostgreSQL"));
     assert!(line(&stdout, "store default", "durability").contains("synchronous_commit=on"));
+}
+
+/// The partitions of an outbox, and what delays the end of one, are named wherever somebody looks.
+#[tokio::test]
+async fn an_outbox_in_partitions_is_named_by_check_list_and_metrics() {
+    let url = semel_testkit::servers::postgres().fresh_database();
+    let folder = Folder::new(&format!(
+        "[store]\nurl = \"{url}\"\n[[relay]]\nname = \"orders\"\nsink.webhook.url = \"http://127.0.0.1:1/\"\n"
+    ));
+    assert_eq!(run(folder.path(), &["migrate"]).status.code(), Some(0));
+    let db = semel_postgres::Postgres::connect(semel_postgres::Config::new(&url))
+        .await
+        .unwrap();
+    db.partition_outbox(std::time::Duration::from_secs(3_600))
+        .await
+        .unwrap();
+    let (stdout, _, _) = texts(&run(folder.path(), &["check"]));
+    let said = line(&stdout, "store default", "partitions");
+    assert!(
+        said.starts_with("ok\t") && said.contains("partitions of 1h0m"),
+        "{said}"
+    );
+
+    let listed = || {
+        let (stdout, stderr, code) = texts(&run(folder.path(), &["outbox", "list", "--json"]));
+        assert_eq!(code, 0, "{stderr}");
+        serde_json::from_str::<serde_json::Value>(&stdout).unwrap()["partitions"].clone()
+    };
+    let parts = listed()["parts"].as_array().unwrap().clone();
+    assert!(
+        parts.iter().any(|part| part["name"] == "outbox_other"),
+        "{parts:?}"
+    );
+
+    let daemon = folder.start().await;
+    until("the metrics say it", async || {
+        daemon.metric("semel_outbox_partitions{store=\"default\"}").await == Some(parts.len() as f64)
+    })
+    .await;
+    assert_eq!(
+        listed()["waits"],
+        serde_json::json!([]),
+        "nothing is in the way of anything"
+    );
+    assert_eq!(daemon.stop().await.0, 0);
 }
 
 /// The strength is that of the settings: what is sent twice, only counted or run again is not called "sent once".

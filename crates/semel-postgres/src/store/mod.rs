@@ -7,6 +7,7 @@ mod key_hints;
 pub(crate) mod key_rows;
 pub(crate) mod keys;
 mod outbox;
+mod outbox_clean;
 mod outbox_desk;
 mod outbox_due;
 mod outbox_hint;
@@ -19,5 +20,6 @@ mod saga_rows;
 
 pub(crate) use key_hints::Hints;
 pub use keys::KEYS_MOVED;
+pub(crate) use outbox_clean::CleanPlaces;
 pub(crate) use outbox_hint::SmallBatches;
 pub(crate) use outbox_partitions::Drops;

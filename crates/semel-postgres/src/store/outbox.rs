@@ -364,7 +364,7 @@ impl OutboxStore for Postgres {
         if let Some(parts) = self.clean_in(keep_ms).await? {
             return self.clean_parts(&parts, stream, keep_ms, limit).await;
         }
-        self.clean_table("outbox", stream, keep_ms, limit).await
+        self.clean_table("outbox", true, stream, keep_ms, limit).await
     }
 
     async fn rotate(&self, stream: &str, keep_ms: i64) -> Result<Rotation, StoreError> {
@@ -438,25 +438,6 @@ fn numbers(row: &PgRow) -> Result<(u64, Option<i64>, u64), sqlx::Error> {
 }
 
 impl Postgres {
-    /// One statement, so what it deletes is what it has just seen to be settled; a cleaner beside it is passed by.
-    pub(super) async fn clean_table(
-        &self,
-        table: &str,
-        stream: &str,
-        keep_ms: i64,
-        limit: u32,
-    ) -> Result<u64, StoreError> {
-        let sql = include_str!("../sql/outbox_clean.sql").replace("{table}", table);
-        let done = query(AssertSqlSafe(sql))
-            .bind(keep_ms as f64)
-            .bind(i64::from(limit))
-            .bind(stream)
-            .execute(&self.gate)
-            .await
-            .map_err(|error| autocommit_failed("clean", error))?;
-        Ok(done.rows_affected())
-    }
-
     /// Looks and opens; `None` when the map of shards changed in between.
     async fn try_open(
         &self,

@@ -35,6 +35,8 @@ const AGAIN_MS: i64 = 5_000;
 const AGAIN_MS_MAX: i64 = 600_000;
 /// While the partition of odd ids is larger, none is made ahead: each time all of it is read, and its writers wait.
 const OTHER_BYTES_MAX: i64 = 256 << 20;
+/// The partition of the ids of no partition's time.
+const OTHER: &str = "outbox_other";
 /// A retention beyond it is as good as for ever.
 const KEEP_MS_MAX: i64 = 1 << 50;
 
@@ -445,7 +447,7 @@ impl Postgres {
             if left == 0 {
                 break;
             }
-            match self.clean_table(part, stream, keep_ms, left).await {
+            match self.clean_table(part, part == OTHER, stream, keep_ms, left).await {
                 Ok(rows) => deleted += rows,
                 Err(error) if error.kind() == ErrorKind::Schema => {} // dropped meanwhile
                 Err(error) => return Err(error),

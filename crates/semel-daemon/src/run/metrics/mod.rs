@@ -120,6 +120,11 @@ impl Metrics {
         self.backlog.set(store, backlog);
     }
 
+    /// Shows the partitions of an outbox.
+    pub(crate) fn partitions(&self, store: &str, found: &semel_core::store::Partitions) {
+        self.backlog.set_partitions(store, found);
+    }
+
     /// Counts keys that were swept.
     pub(crate) fn keys_swept(&self, store: &str, report: &SweepReport) {
         for (to, count) in [

@@ -11,7 +11,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
-use semel_core::store::Backlog;
+use semel_core::store::{Backlog, Partitions};
 use semel_outbox::{RelayHandle, RelayStats};
 
 /// Every relay's handle, by its name and stream. Cheap to clone.
@@ -154,6 +154,12 @@ struct ShardLabels {
     shard: u16,
 }
 
+/// Labels of the gauges of a store.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StoreLabels {
+    store: String,
+}
+
 /// How the outboxes stand, whoever relays them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Backlogs {
@@ -163,6 +169,10 @@ pub(super) struct Backlogs {
     oldest: Family<OutboxLabels, Gauge<f64, AtomicU64>>,
     exceptions: Family<OutboxLabels, Gauge>,
     orphans: Family<OutboxLabels, Gauge>,
+    partitions: Family<StoreLabels, Gauge>,
+    partitions_ahead: Family<StoreLabels, Gauge>,
+    partition_oldest: Family<StoreLabels, Gauge<f64, AtomicU64>>,
+    partition_waits: Family<StoreLabels, Gauge>,
 }
 
 impl Backlogs {
@@ -184,6 +194,34 @@ impl Backlogs {
         registry.register("outbox_exceptions", help, self.exceptions.clone());
         let help = "1 for a stream that events name and nobody publishes";
         registry.register("outbox_orphan_stream", help, self.orphans.clone());
+        let help = "Partitions of an outbox that is in partitions";
+        registry.register("outbox_partitions", help, self.partitions.clone());
+        let help = "Partitions whose time has not begun yet";
+        registry.register("outbox_partitions_ahead", help, self.partitions_ahead.clone());
+        let help = "For how long the time of the oldest partition is over";
+        let oldest = self.partition_oldest.clone();
+        registry.register_with_unit("outbox_partition_oldest", help, Unit::Seconds, oldest);
+        let help = "Sessions and transactions that delay the drop of a partition";
+        registry.register("outbox_partition_waits", help, self.partition_waits.clone());
+    }
+
+    pub(super) fn set_partitions(&self, store: &str, found: &Partitions) {
+        let labels = StoreLabels {
+            store: store.to_owned(),
+        };
+        let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.partitions
+            .get_or_create(&labels)
+            .set(gauge(found.parts.len()));
+        self.partitions_ahead
+            .get_or_create(&labels)
+            .set(gauge(found.ahead()));
+        self.partition_oldest
+            .get_or_create(&labels)
+            .set(found.oldest_ms() as f64 / 1_000.0);
+        self.partition_waits
+            .get_or_create(&labels)
+            .set(gauge(found.waits.len()));
     }
 
     pub(super) fn set(&self, store: &str, backlog: &Backlog) {

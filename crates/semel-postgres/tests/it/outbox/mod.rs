@@ -1,5 +1,6 @@
 //! PostgreSQL obeys the laws of the outbox, and what only PostgreSQL can get wrong.
 
+mod clean;
 mod functions;
 mod limits;
 mod partitions;
