@@ -100,6 +100,44 @@ async fn two_relays_share_the_shards_one_dies_and_everything_arrives_in_order() 
     }
 }
 
+/// The outbox is put into partitions under writers and relays, and then partitions come and go several times a second: nothing
+/// is lost, doubled or out of order, and writers meet no error.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn partitions_that_come_and_go_under_writers_and_relays_lose_nothing() {
+    let db = fresh().await;
+    let receiver = Receiver::new(SinkOrder::OnePerKey { in_flight_max: 16 });
+    let config = RelayConfig {
+        shards: 2,
+        clean: Some(clean_at_once()),
+        ..config()
+    };
+    let relays = [(); 2].map(|()| start(db.clone(), Arc::new(To(receiver.clone())), config.clone()));
+    let writers: Vec<_> = (0..6)
+        .map(|number| tokio::spawn(writer(db.clone(), number)))
+        .collect();
+    until("some have arrived", async || receiver.ids().len() > 100).await;
+    db.partition_outbox(Duration::from_secs(60)).await.unwrap();
+    sqlx::raw_sql("UPDATE semel.outbox_partitioning SET width_ms = 100")
+        .execute(db.pool())
+        .await
+        .unwrap();
+    let mut wanted = BTreeSet::new();
+    for writer in writers {
+        wanted.extend(writer.await.unwrap());
+    }
+    until("all have arrived", async || receiver.ids().len() >= wanted.len()).await;
+    assert_eq!(receiver.ids(), wanted, "lost, or from nowhere");
+    receiver.check_order();
+    until("the partition of before is gone", async || {
+        let found = db.partitions().await.unwrap().unwrap();
+        found.parts.iter().all(|part| part.name != "outbox_before")
+    })
+    .await;
+    for relay in relays {
+        relay.stop().await.unwrap();
+    }
+}
+
 /// The server is killed under a running relay: it says so, waits, reads its cursor back and goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_dies_and_comes_back_loses_nothing() {
