@@ -33,6 +33,8 @@ const WAITS_MAX: i64 = 5;
 const AGAIN_MS: i64 = 5_000;
 /// And after this at the latest.
 const AGAIN_MS_MAX: i64 = 600_000;
+/// One that is kept on purpose is read again after this at the latest: a stream may want to keep for less long than it did.
+const KEPT_MS_MAX: i64 = 6 * 3_600_000;
 /// While the partition of odd ids is larger, none is made ahead: each time all of it is read, and its writers wait.
 const OTHER_BYTES_MAX: i64 = 256 << 20;
 /// The partition of the ids of no partition's time.
@@ -72,7 +74,7 @@ impl Drops {
     /// Nothing can be done before so much time.
     fn not_before(&self, name: &str, now_ms: i64, pause_ms: i64) {
         let later = Later {
-            at_ms: now_ms.saturating_add(pause_ms.min(AGAIN_MS_MAX)),
+            at_ms: now_ms.saturating_add(pause_ms.min(KEPT_MS_MAX)),
             times: 0,
         };
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -251,6 +253,17 @@ impl Postgres {
 
     /// Empties a partition of which nobody wants a row, and drops it.
     async fn try_drop(&self, name: &str, now: i64, rotation: &mut Rotation) -> Result<(), StoreError> {
+        match self.unsent(name).await {
+            Ok(None) => {}
+            Ok(Some(stream)) => {
+                self.drops.failed(name, now);
+                let why = format!("events of stream {stream} in it are not sent");
+                rotation.waits.push(waits(name, why));
+                return Ok(());
+            }
+            Err(error) if gone(&error) => return Ok(()),
+            Err(error) => return Err(classify("rotate", error)),
+        }
         let seen = match self.seen(name).await {
             Ok(Some(seen)) => seen,
             // Another cleaner was faster.
@@ -273,14 +286,8 @@ impl Postgres {
                 return Ok(());
             }
             Verdict::Waits(why) => {
-                self.drops.not_before(name, now, pause);
-                rotation.waits.push(Hold {
-                    kind: "partition_waits",
-                    who: name.to_owned(),
-                    age_ms: None,
-                    detail: why.clone(),
-                    advice: "semel outbox why says what holds them".to_owned(),
-                });
+                self.drops.failed(name, now);
+                rotation.waits.push(waits(name, why.clone()));
                 return Ok(());
             }
         }
@@ -311,6 +318,12 @@ impl Postgres {
         self.drops.failed(name, now);
         rotation.waits.extend(self.holders(table, &detail).await?);
         Ok(false)
+    }
+
+    /// A stream with events in the partition that are not sent.
+    async fn unsent(&self, name: &str) -> Result<Option<String>, sqlx::Error> {
+        let sql = include_str!("../sql/outbox_part_waits.sql").replace("{table}", name);
+        query_scalar(AssertSqlSafe(sql)).fetch_optional(&self.gate).await
     }
 
     /// What the partition holds now; `None` when it is gone.
@@ -584,6 +597,17 @@ fn holder(row: &PgRow, what: &str) -> Result<Hold, sqlx::Error> {
         )),
         advice,
     })
+}
+
+/// Its own events hold a partition.
+fn waits(name: &str, detail: String) -> Hold {
+    Hold {
+        kind: "partition_waits",
+        who: name.to_owned(),
+        age_ms: None,
+        detail,
+        advice: "semel outbox why says what holds them".to_owned(),
+    }
 }
 
 /// Too many events are of no partition's time.
