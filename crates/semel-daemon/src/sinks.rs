@@ -137,7 +137,7 @@ fn text_of(path: &std::path::Path) -> Result<String, StoreError> {
 
 /// What another build would have.
 #[cfg(not(all(feature = "kafka", feature = "rabbitmq", feature = "nats", feature = "redis")))]
-fn missing(name: &str, feature: &str) -> StoreError {
+pub(crate) fn missing(name: &str, feature: &str) -> StoreError {
     let text = format!(
         "this build of semel has no {name}; build it with: cargo build --release --features {feature}"
     );

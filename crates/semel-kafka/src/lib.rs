@@ -1,8 +1,9 @@
 //! Kafka for Semel.
 //!
 //! [`KafkaSink`] publishes a relay's events, [`KafkaLog`] in transactions that hold the relay's cursor; [`Consumer`] reads topics into the service's own database, each
-//! message once; [`Processor`] reads topics, transforms and writes topics in Kafka transactions.
+//! message once; [`Processor`] reads topics, transforms and writes topics in Kafka transactions; [`read_arrivals`] reads a topic once, for audits.
 
+mod arrivals;
 mod client;
 mod consumer;
 mod log;
@@ -12,6 +13,7 @@ mod sink;
 mod topic_id;
 mod transaction;
 
+pub use arrivals::{ArrivalsConfig, ArrivalsRead, Arrived, read_arrivals};
 pub use consumer::{Consumer, ConsumerConfig, Dedup, MessageId, Start};
 pub use log::{KafkaLog, KafkaLogConfig};
 pub use processor::{Output, Processor, ProcessorConfig, Refused, Transform, TransformError};

@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 
 use crate::keys::StoreArgs;
 
 const HELP: &str = "\
 What arrived is one JSON object a line, in the order of arrival: {\"id\": \"…\", \"key\": \"…\", \"sha256\": \"…\"}; key and \
-sha256 (of the data, hexadecimal) may be left out. docs/outbox.md has commands that make it from Kafka, RabbitMQ, NATS, \
-Redis and webhooks' logs. Compared are the rows that the outbox keeps and has sent; give a relay `keep_ms` that is long enough.
+sha256 (of the data, hexadecimal) may be left out. docs/outbox.md has commands that make it from NATS, Redis and webhooks' \
+logs. From Kafka it is read by --kafka TOPIC, all partitions up to their ends at the start. Compared are the rows that the outbox keeps and has sent; give a relay `keep_ms` that is long enough.
 Exit codes: 0 all arrived as it should; 1 something was missing, doubled, out of order or altered; 2 wrong use.";
 
 /// `semel audit`.
@@ -28,12 +28,30 @@ pub(super) enum AuditCommand {
 
 /// `semel audit outbox`.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("source").required(true).args(["arrived", "kafka"]))]
 pub(super) struct OutboxAuditArgs {
     #[command(flatten)]
     pub(super) store: StoreArgs,
     /// What arrived, as JSON lines: a file, or - for stdin
     #[arg(long, value_name = "FILE")]
-    pub(super) arrived: PathBuf,
+    pub(super) arrived: Option<PathBuf>,
+    /// What arrived, from this topic of Kafka; may be given several times
+    #[arg(long, value_name = "TOPIC")]
+    pub(super) kafka: Vec<String>,
+    /// Brokers, with commas between them; without it those of the relay that publishes the stream
+    #[arg(long, value_name = "HOST:PORT", requires = "kafka")]
+    #[cfg_attr(
+        not(feature = "kafka"),
+        expect(dead_code, reason = "used by a build with Kafka")
+    )]
+    pub(super) brokers: Option<String>,
+    /// Read what is in open and broken-off transactions, too
+    #[arg(long, requires = "kafka")]
+    #[cfg_attr(
+        not(feature = "kafka"),
+        expect(dead_code, reason = "used by a build with Kafka")
+    )]
+    pub(super) uncommitted: bool,
     /// The stream
     #[arg(long, value_name = "STREAM", default_value = "default")]
     pub(super) stream: String,

@@ -1,6 +1,6 @@
-//! The comparison, as a pure function of what is kept and what arrived.
+//! The comparison of what is kept with what arrived. It grows with the rows that are kept, not with what arrived.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use bytes::Bytes;
@@ -36,8 +36,29 @@ impl Expected {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Arrival {
     pub(super) id: Uuid,
-    pub(super) key: Option<String>,
+    pub(super) key: CameKey,
+    /// Of the data, where it is known.
     pub(super) sha256: Option<[u8; 32]>,
+}
+
+/// What is known of an arrival's key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum CameKey {
+    Untold,
+    /// As it is, or as [`keys::text`] writes it.
+    Told(Bytes),
+    /// It came without one.
+    None,
+}
+
+impl CameKey {
+    fn is_other_than(&self, key: Option<&Bytes>) -> bool {
+        match (self, key) {
+            (Self::Told(came), Some(key)) => came != key && came != keys::text(key).as_bytes(),
+            (Self::None, Some(_)) => true,
+            (Self::Untold, _) | (_, None) => false,
+        }
+    }
 }
 
 /// An event that came more often than it was sent.
@@ -92,78 +113,72 @@ impl Audit {
     }
 }
 
-/// Compares. `expected` in the order of rows, `arrived` in the order of arrival (within a key that is enough).
-pub(super) fn compare(expected: &[Expected], arrived: &[Arrival]) -> Audit {
-    let mut audit = Audit {
-        arrived: arrived.len(),
-        ..Audit::default()
-    };
-    let mut times: HashMap<Uuid, usize> = HashMap::new();
-    for arrival in arrived {
-        *times.entry(arrival.id).or_default() += 1;
-    }
-    // By id: the first row, and how many rows are to arrive.
-    let mut first: HashMap<Uuid, (&Expected, usize)> = HashMap::new();
-    for it in expected {
-        let sent = usize::from(matches!(it.state, KeptState::Sent | KeptState::Edited));
-        first
-            .entry(it.id)
-            .and_modify(|(_, count)| *count += sent)
-            .or_insert((it, sent));
-        audit.sent += sent;
-        match it.state {
-            KeptState::Waiting => audit.waiting += 1,
-            KeptState::SetAside => audit.set_aside += 1,
-            KeptState::Sent | KeptState::Edited | KeptState::Dropped => {}
+/// What came of one id.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tally {
+    /// Rows of it that are to arrive.
+    sent: usize,
+    came: usize,
+    altered: bool,
+}
+
+/// A comparison that is being made.
+pub(super) struct Comparison {
+    expected: Vec<Expected>,
+    /// Of each id the first row's place.
+    first: HashMap<Uuid, usize>,
+    /// By the first row's place.
+    tallies: Vec<Tally>,
+    /// The last row of a key that arrived.
+    last: HashMap<Bytes, i64>,
+    audit: Audit,
+}
+
+impl Comparison {
+    /// With `expected` in the order of rows.
+    pub(super) fn new(expected: Vec<Expected>) -> Self {
+        let mut first = HashMap::with_capacity(expected.len());
+        let mut tallies = vec![Tally::default(); expected.len()];
+        let mut audit = Audit::default();
+        for (at, it) in expected.iter().enumerate() {
+            let sent = usize::from(matches!(it.state, KeptState::Sent | KeptState::Edited));
+            tallies[*first.entry(it.id).or_insert(at)].sent += sent;
+            audit.sent += sent;
+            match it.state {
+                KeptState::Waiting => audit.waiting += 1,
+                KeptState::SetAside => audit.set_aside += 1,
+                KeptState::Sent | KeptState::Edited | KeptState::Dropped => {}
+            }
+        }
+        Self {
+            expected,
+            first,
+            tallies,
+            last: HashMap::new(),
+            audit,
         }
     }
-    let mut told = HashSet::new();
-    for it in expected {
-        let Some((_, count)) = first.get(&it.id) else {
-            continue;
+
+    /// The next arrival, in the order of arrival (within a key that is enough).
+    pub(super) fn arrive(&mut self, arrival: &Arrival) {
+        self.audit.arrived += 1;
+        let Some(at) = self.first.get(&arrival.id).copied() else {
+            self.audit.unknown += 1;
+            return;
         };
-        if !told.insert(it.id) {
-            continue;
-        }
-        let came = times.get(&it.id).copied().unwrap_or(0);
-        if came < *count {
-            audit.missing.push((it.row, it.id));
-        } else if came > (*count).max(1) {
-            // Something that waits, or that was set aside after an answer was lost, may have come once.
-            audit.doubled.push(Doubled {
-                row: it.row,
-                id: it.id,
-                times: came,
-                expected: *count,
-            });
-        }
-        if it.state == KeptState::Dropped && came > 0 {
-            audit.dropped_and_came.push((it.row, it.id));
-        }
-    }
-    let mut seen = HashSet::new();
-    let mut altered = HashSet::new();
-    let mut last: HashMap<&Bytes, i64> = HashMap::new();
-    for arrival in arrived {
-        let Some((it, _)) = first.get(&arrival.id) else {
-            audit.unknown += 1;
-            continue;
-        };
+        let (it, tally) = (&self.expected[at], &mut self.tallies[at]);
+        tally.came += 1;
         let other_data =
             it.state != KeptState::Edited && arrival.sha256.is_some_and(|hash| hash != it.sha256);
-        let other_key = match (&arrival.key, &it.key) {
-            (Some(came), Some(key)) => *came != keys::text(key) && came.as_bytes() != &key[..],
-            (Some(_), None) | (None, _) => false,
+        if (other_data || arrival.key.is_other_than(it.key.as_ref())) && !tally.altered {
+            tally.altered = true;
+            self.audit.altered.push((it.row, it.id));
+        }
+        let Some(key) = it.key.as_ref().filter(|_| tally.came == 1) else {
+            return;
         };
-        if (other_data || other_key) && altered.insert(arrival.id) {
-            audit.altered.push((it.row, it.id));
-        }
-        if !seen.insert(arrival.id) {
-            continue;
-        }
-        let Some(key) = &it.key else { continue };
-        match last.get_mut(key) {
-            Some(before) if *before > it.row => audit.reordered.push(Reordered {
+        match self.last.get_mut(key) {
+            Some(before) if *before > it.row => self.audit.reordered.push(Reordered {
                 row: it.row,
                 id: it.id,
                 key: key.clone(),
@@ -171,11 +186,42 @@ pub(super) fn compare(expected: &[Expected], arrived: &[Arrival]) -> Audit {
             }),
             Some(before) => *before = it.row,
             None => {
-                last.insert(key, it.row);
+                self.last.insert(key.clone(), it.row);
             }
         }
     }
-    audit
+
+    /// What is not known to belong to the outbox.
+    #[cfg(feature = "kafka")]
+    pub(super) fn stranger(&mut self) {
+        self.audit.arrived += 1;
+        self.audit.unknown += 1;
+    }
+
+    /// What was found.
+    pub(super) fn done(mut self) -> Audit {
+        for (at, it) in self.expected.iter().enumerate() {
+            if self.first.get(&it.id) != Some(&at) {
+                continue;
+            }
+            let Tally { sent, came, .. } = self.tallies[at];
+            if came < sent {
+                self.audit.missing.push((it.row, it.id));
+            } else if came > sent.max(1) {
+                // Something that waits, or that was set aside after an answer was lost, may have come once.
+                self.audit.doubled.push(Doubled {
+                    row: it.row,
+                    id: it.id,
+                    times: came,
+                    expected: sent,
+                });
+            }
+            if it.state == KeptState::Dropped && came > 0 {
+                self.audit.dropped_and_came.push((it.row, it.id));
+            }
+        }
+        self.audit
+    }
 }
 
 fn few<T>(all: &[T], show: usize, one: impl Fn(&T) -> Value) -> Value {

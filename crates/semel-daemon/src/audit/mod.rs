@@ -2,9 +2,15 @@
 //!
 //! `outbox`: the rows of a stream that are kept, with what arrived at the other side, in the order of arrival: what is missing,
 //! came twice, came out of its key's order or came with other data ([`compare`]).
+//!
+//! # Limits
+//! Some 400 bytes of memory, and the key, for each row that is compared; nothing for what arrived. At most
+//! [`ROWS_MAX`] rows; `--after` and `--topic` choose a part.
 
 mod args;
 mod compare;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod read;
 
 use std::io::BufRead;
@@ -16,12 +22,14 @@ use crate::exit::Exit;
 use crate::keys::{chosen, with_store_of};
 use crate::out;
 use args::{AuditCommand, OutboxAuditArgs};
-use compare::{Arrival, Audit, Expected, compare};
+use compare::{Audit, Comparison, Expected};
 
 pub(crate) use args::AuditArgs;
 
 /// Rows read at once.
 const PAGE: u32 = 1_000;
+/// Rows compared at most.
+const ROWS_MAX: usize = 10_000_000;
 
 /// Does what the arguments ask.
 pub(crate) fn run(args: &AuditArgs) -> Exit {
@@ -36,8 +44,24 @@ pub(crate) fn run(args: &AuditArgs) -> Exit {
             return Exit::Usage;
         }
     };
-    // What arrived is read first: what is sent meanwhile is then only unknown to it, never missing by mistake, because only
-    // rows that were settled before it was read are compared.
+    #[cfg(feature = "kafka")]
+    let brokers = if args.kafka.is_empty() {
+        None
+    } else {
+        match kafka::brokers(args) {
+            Ok(brokers) => Some(brokers),
+            Err(message) => {
+                out::error(message);
+                return Exit::Usage;
+            }
+        }
+    };
+    #[cfg(not(feature = "kafka"))]
+    if !args.kafka.is_empty() {
+        out::error(chain(&crate::sinks::missing("Kafka", "kafka")));
+        return Exit::Usage;
+    }
+    // The rows are read first: what was sent by then has arrived, and what is sent meanwhile waits, for all they say.
     with_store_of(&config, async |store| {
         let outbox = match store.outbox() {
             Ok(outbox) => outbox,
@@ -46,32 +70,40 @@ pub(crate) fn run(args: &AuditArgs) -> Exit {
                 return Exit::Usage;
             }
         };
-        let expected = match expected(&*outbox, args).await {
-            Ok(expected) => expected,
-            Err(error) => {
-                out::error(chain(&error));
+        let comparison = match expected(&*outbox, args).await {
+            Ok(expected) => Comparison::new(expected),
+            Err(message) => {
+                out::error(message);
                 return Exit::Failed;
             }
         };
-        let arrived = match arrived(args) {
-            Ok(arrived) => arrived,
+        #[cfg(feature = "kafka")]
+        if let Some(brokers) = brokers {
+            return match kafka::arrived(args, brokers, comparison).await {
+                Ok(comparison) => show(&comparison.done(), args),
+                Err(message) => {
+                    out::error(message);
+                    Exit::Failed
+                }
+            };
+        }
+        match arrived(args, comparison) {
+            Ok(comparison) => show(&comparison.done(), args),
             Err(message) => {
                 out::error(message);
-                return Exit::Usage;
+                Exit::Usage
             }
-        };
-        show(&compare(&expected, &arrived), args)
+        }
     })
 }
 
-async fn expected(
-    outbox: &dyn OutboxStore,
-    args: &OutboxAuditArgs,
-) -> Result<Vec<Expected>, semel_core::StoreError> {
-    let desk = outbox.desk().ok_or_else(|| no_desk(outbox.capabilities().name))?;
+async fn expected(outbox: &dyn OutboxStore, args: &OutboxAuditArgs) -> Result<Vec<Expected>, String> {
+    let desk = outbox.desk().ok_or_else(|| no_desk(outbox.capabilities().name));
+    let desk = desk.map_err(|error| chain(&error))?;
     let (mut expected, mut after) = (Vec::new(), args.after);
     loop {
-        let rows = desk.kept(&args.stream, after, PAGE).await?;
+        let rows = desk.kept(&args.stream, after, PAGE).await;
+        let rows = rows.map_err(|error| chain(&error))?;
         let last = rows.len() < PAGE as usize;
         after = rows.last().map_or(after, |row| row.row);
         let wanted = rows
@@ -81,22 +113,28 @@ async fn expected(
         if last {
             return Ok(expected);
         }
+        if expected.len() > ROWS_MAX {
+            return Err(format!(
+                "more than {ROWS_MAX} rows are kept; compare a part of them: --after ROW, --topic TOPIC"
+            ));
+        }
     }
 }
 
-fn arrived(args: &OutboxAuditArgs) -> Result<Vec<Arrival>, String> {
-    let lines = |name: &str, input: &mut dyn BufRead| {
-        read::arrivals(input).map_err(|error| format!("{name}: {error}"))
+fn arrived(args: &OutboxAuditArgs, mut comparison: Comparison) -> Result<Comparison, String> {
+    let mut lines = |name: &str, input: &mut dyn BufRead| {
+        let read = read::arrivals(input, |arrival| comparison.arrive(arrival));
+        read.map_err(|error| format!("{name}: {error}"))
     };
-    if args.arrived.as_os_str() == "-" {
-        return lines("stdin", &mut std::io::stdin().lock());
+    match &args.arrived {
+        Some(path) if path.as_os_str() != "-" => {
+            let name = path.display().to_string();
+            let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;
+            lines(&name, &mut std::io::BufReader::new(file))?;
+        }
+        _ => lines("stdin", &mut std::io::stdin().lock())?,
     }
-    let file =
-        std::fs::File::open(&args.arrived).map_err(|error| format!("{}: {error}", args.arrived.display()))?;
-    lines(
-        &args.arrived.display().to_string(),
-        &mut std::io::BufReader::new(file),
-    )
+    Ok(comparison)
 }
 
 fn show(audit: &Audit, args: &OutboxAuditArgs) -> Exit {

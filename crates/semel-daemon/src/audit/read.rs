@@ -5,7 +5,7 @@ use std::io::BufRead;
 use serde::Deserialize;
 use uuid::Uuid;
 
-use super::compare::Arrival;
+use super::compare::{Arrival, CameKey};
 
 /// Bytes of one line at most.
 const LINE_BYTES_MAX: u64 = 4 << 20;
@@ -19,9 +19,8 @@ struct Line {
     sha256: Option<String>,
 }
 
-/// Reads arrivals; empty lines are passed over. Other fields of a line are not looked at.
-pub(super) fn arrivals(input: &mut dyn BufRead) -> Result<Vec<Arrival>, String> {
-    let mut arrivals = Vec::new();
+/// Reads arrivals one by one; empty lines are passed over. Other fields of a line are not looked at.
+pub(super) fn arrivals(input: &mut dyn BufRead, mut each: impl FnMut(&Arrival)) -> Result<(), String> {
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
@@ -40,13 +39,13 @@ pub(super) fn arrivals(input: &mut dyn BufRead) -> Result<Vec<Arrival>, String> 
                 Some(hash(hex).ok_or_else(|| format!("line {number}: sha256 is not 64 hexadecimal digits"))?)
             }
         };
-        arrivals.push(Arrival {
+        each(&Arrival {
             id: line.id,
-            key: line.key,
+            key: line.key.map_or(CameKey::Untold, |key| CameKey::Told(key.into())),
             sha256,
         });
     }
-    Ok(arrivals)
+    Ok(())
 }
 
 fn hash(hex: &str) -> Option<[u8; 32]> {
@@ -71,10 +70,11 @@ mod tests {
             "{{\"id\":\"{id}\"}}\n\n{{\"id\":\"{id}\",\"key\":\"k\",\"sha256\":\"{}\",\"more\":1}}",
             "Ab".repeat(32)
         );
-        let read = arrivals(&mut text.as_bytes()).unwrap();
+        let mut read = Vec::new();
+        arrivals(&mut text.as_bytes(), |arrival| read.push(arrival.clone())).unwrap();
         assert_eq!(
-            (read.len(), read[0].sha256, read[1].key.as_deref()),
-            (2, None, Some("k"))
+            (read.len(), read[0].sha256, &read[1].key),
+            (2, None, &CameKey::Told("k".into()))
         );
         assert_eq!(read[1].sha256, Some([0xab; 32]));
         for bad in [
@@ -84,7 +84,7 @@ mod tests {
         ] {
             let text = format!("\n{bad}\n");
             assert!(
-                arrivals(&mut text.as_bytes())
+                arrivals(&mut text.as_bytes(), |_| {})
                     .unwrap_err()
                     .starts_with("line 2: "),
                 "{bad}"

@@ -59,3 +59,91 @@ fn settings_that_carry_a_guarantee_are_refused_and_a_broker_that_is_away_is_name
         "{stdout}"
     );
 }
+
+/// The audit reads the topic itself, with the brokers of the relay: what is there once, twice, altered, missing.
+#[tokio::test]
+async fn an_audit_reads_what_arrived_from_the_topic() {
+    let kafka = servers::kafka();
+    let (topic, empty) = (kafka.fresh_topic(3), kafka.fresh_topic(1));
+    let folder = Folder::new(&format!(
+        "[store]\nurl = \"sqlite:shop.db\"\n[[relay]]\nname = \"orders\"\nlease_ms = 1500\nsend_timeout_ms = 1000\n\
+         sink.kafka = {{ brokers = [\"{}\"], linger_ms = 1 }}\n",
+        kafka.bootstrap()
+    ));
+    let audit = |more: &[&str]| texts(&run(folder.path(), &[&["audit", "outbox"], more].concat()));
+    let json = |more: &[&str]| -> (serde_json::Value, i32) {
+        let (stdout, stderr, code) = audit(&[more, &["--json"]].concat());
+        let value = serde_json::from_str(&stdout);
+        (
+            value.unwrap_or_else(|error| panic!("{error}: {stdout}{stderr}")),
+            code,
+        )
+    };
+    let db = super::relays::shop(&folder.file("shop.db")).await;
+    for n in 0..20 {
+        let event = Event::new(uuid_v7(&SystemClock), topic.as_str(), "order.placed").with_data("", "{}");
+        let event = match n % 4 {
+            0 => event,
+            // Of bytes that are no text.
+            1 => event.with_key(vec![0xff, 0]),
+            _ => event.with_key(format!("k{}", n % 4)),
+        };
+        let mut tx = db.begin().await.unwrap();
+        semel_sqlite::tx::enqueue(&mut tx, &event).await.unwrap();
+        db.commit(tx).await.unwrap();
+    }
+    let daemon = folder.start().await;
+    until("all are there and settled", async || {
+        let (found, code) = json(&["--kafka", &topic]);
+        code == 0 && found["sent"] == 20
+    })
+    .await;
+    let (stdout, stderr, code) = audit(&["--kafka", &topic]);
+    assert!(
+        code == 0 && stdout.contains("all that was sent arrived, once and in order"),
+        "{stdout}"
+    );
+    assert!(stderr.contains("20 records in 3 partitions"), "{stderr}");
+    let brokers = kafka.bootstrap();
+    let (found, code) = json(&["--kafka", &empty, "--brokers", &brokers]);
+    assert_eq!((&found["missing"]["count"], code), (&serde_json::json!(20), 1));
+    let (found, _) = json(&["--kafka", &empty, "--kafka", &topic]);
+    assert_eq!(found["clean"], true, "several topics count together");
+
+    let mut tx = db.begin().await.unwrap();
+    sqlx::query("UPDATE semel_outbox SET data = x'00' WHERE id = 7")
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    db.commit(tx).await.unwrap();
+    let who = ["--by", "ann", "--why", "they lost some", "--yes"];
+    let again = run(
+        folder.path(),
+        &[&["outbox", "replay", "--key", "k2"], &who[..]].concat(),
+    );
+    assert_eq!(again.status.code(), Some(0), "{again:?}");
+    until("the replay came", async || {
+        json(&["--kafka", &topic]).0["doubled"]["count"] == 5
+    })
+    .await;
+    let (found, code) = json(&["--kafka", &topic]);
+    assert_eq!(
+        (&found["altered"]["first"][0]["row"], code),
+        (&serde_json::json!(7), 1)
+    );
+    assert_eq!(found["missing"]["count"], 0);
+    assert_eq!(daemon.stop().await.0, 0);
+
+    let (_, stderr, code) = audit(&["--kafka", "no-such-topic"]);
+    assert!(
+        code == 1 && stderr.contains("SEM0270") && stderr.contains("no topic no-such-topic"),
+        "{stderr}"
+    );
+    let (_, stderr, code) = audit(&["--kafka", &topic, "--brokers", "127.0.0.1:1"]);
+    assert!(
+        code == 1 && stderr.contains("no broker of 127.0.0.1:1 answers"),
+        "{stderr}"
+    );
+    assert_eq!(audit(&[]).2, 2, "where it arrived must be said");
+    assert_eq!(audit(&["--kafka", &topic, "--arrived", "-"]).2, 2, "and once");
+}

@@ -5,6 +5,7 @@
     reason = "a panic here is a failed test"
 )]
 
+mod arrivals;
 mod consumer;
 mod end_to_end;
 mod laws;

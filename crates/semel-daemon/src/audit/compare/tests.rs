@@ -17,9 +17,20 @@ fn row(row: i64, key: u8) -> Expected {
 fn arrival(it: &Expected) -> Arrival {
     Arrival {
         id: it.id,
-        key: it.key.as_ref().map(|key| keys::text(key)),
+        key: it
+            .key
+            .as_ref()
+            .map_or(CameKey::None, |key| CameKey::Told(keys::text(key).into())),
         sha256: Some(it.sha256),
     }
+}
+
+fn compare(expected: &[Expected], arrived: &[Arrival]) -> Audit {
+    let mut comparison = Comparison::new(expected.to_vec());
+    for arrival in arrived {
+        comparison.arrive(arrival);
+    }
+    comparison.done()
 }
 
 /// Rows of a few keys.
@@ -127,7 +138,7 @@ fn what_waits_is_set_aside_or_was_replayed_is_judged_by_its_state() {
     assert_eq!((audit.waiting, audit.set_aside, audit.sent), (1, 1, 3));
     let stranger = Arrival {
         id: Uuid::from_u128(5),
-        key: None,
+        key: CameKey::Untold,
         sha256: None,
     };
     let came = [
@@ -143,4 +154,29 @@ fn what_waits_is_set_aside_or_was_replayed_is_judged_by_its_state() {
     assert_eq!((audit.doubled.len(), audit.unknown), (1, 1));
     assert!(audit.text(20).contains("row 4"), "{}", audit.text(20));
     assert_eq!(audit.json(0)["missing"], json!({ "count": 1, "first": [] }));
+}
+
+/// A key that came otherwise than it is, or not at all where that is known, is told; where nothing is said it is not.
+#[test]
+fn another_key_is_told_where_the_key_is_known() {
+    let mut binary = row(4, 0);
+    binary.key = Some(Bytes::from_static(b"\xff\0"));
+    let mut keyless = row(7, 0);
+    keyless.key = None;
+    for (it, key, altered) in [
+        (&row(1, 0), CameKey::Told("a".into()), false),
+        (&row(1, 0), CameKey::Told("b".into()), true),
+        (&row(1, 0), CameKey::Untold, false),
+        (&row(1, 0), CameKey::None, true),
+        (&binary, CameKey::Told(Bytes::from_static(b"\xff\0")), false),
+        (&binary, CameKey::Told(keys::text(b"\xff\0").into()), false),
+        (&keyless, CameKey::None, false),
+    ] {
+        let came = Arrival {
+            key: key.clone(),
+            ..arrival(it)
+        };
+        let audit = compare(std::slice::from_ref(it), &[came]);
+        assert_eq!(!audit.altered.is_empty(), altered, "{it:?} {key:?}");
+    }
 }

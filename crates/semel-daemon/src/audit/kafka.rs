@@ -1,0 +1,101 @@
+//! What arrived, from topics of Kafka.
+
+use std::collections::BTreeMap;
+
+use semel_core::error::chain;
+use semel_kafka::{ArrivalsConfig, read_arrivals};
+
+use super::args::OutboxAuditArgs;
+use super::compare::{Arrival, CameKey, Comparison};
+use crate::config::sink::{KafkaConfig, SinkConfig};
+use crate::config::{self, Config};
+use crate::out;
+
+/// The brokers, and further settings of their client.
+pub(super) struct Brokers {
+    bootstrap: String,
+    properties: BTreeMap<String, String>,
+}
+
+/// The brokers that are meant: `--brokers`, or those of the relay that publishes the stream to Kafka, whose properties say
+/// how to get in.
+///
+/// # Errors
+/// What is wrong with the arguments or the configuration.
+pub(super) fn brokers(args: &OutboxAuditArgs) -> Result<Brokers, String> {
+    let path = &args.store.config.path;
+    let config = config::load(path).map_err(|report| report.to_string())?;
+    let (bootstrap, properties) = match (&args.brokers, relays(&config, args).as_slice()) {
+        (Some(brokers), [first, ..]) => (brokers.clone(), first.properties.clone()),
+        (Some(brokers), []) => (brokers.clone(), BTreeMap::new()),
+        (None, [only]) => (only.brokers.join(","), only.properties.clone()),
+        (None, found) => {
+            return Err(format!(
+                "{} relays of {} publish the stream {} to Kafka; name the brokers with --brokers HOST:PORT",
+                found.len(),
+                path.display(),
+                args.stream
+            ));
+        }
+    };
+    Ok(Brokers {
+        bootstrap,
+        properties,
+    })
+}
+
+/// Kafka of each relay that publishes the stream.
+fn relays<'a>(config: &'a Config, args: &OutboxAuditArgs) -> Vec<&'a KafkaConfig> {
+    let of_store = |store: &String| args.store.name.as_ref().is_none_or(|name| name == store);
+    let relays = config.relays.iter();
+    let relays = relays.filter(|relay| of_store(&relay.store) && relay.streams.contains(&args.stream));
+    let kafka = relays.filter_map(|relay| match &relay.sink {
+        SinkConfig::Kafka(kafka) => Some(kafka),
+        _ => None,
+    });
+    kafka.collect()
+}
+
+/// Reads the topics to their ends as of now, one after the other, and compares.
+///
+/// # Errors
+/// A topic could not be read.
+pub(super) async fn arrived(
+    args: &OutboxAuditArgs,
+    brokers: Brokers,
+    mut comparison: Comparison,
+) -> Result<Comparison, String> {
+    let (topics, uncommitted) = (args.kafka.clone(), args.uncommitted);
+    let reading = tokio::task::spawn_blocking(move || {
+        for topic in topics {
+            let config = ArrivalsConfig {
+                uncommitted,
+                properties: brokers.properties.clone(),
+                ..ArrivalsConfig::new(brokers.bootstrap.clone(), topic)
+            };
+            let read = read_arrivals(&config, |record| match record.id {
+                Some(id) => comparison.arrive(&Arrival {
+                    id,
+                    key: record.key.map_or(CameKey::None, CameKey::Told),
+                    sha256: record.sha256,
+                }),
+                None => comparison.stranger(),
+            });
+            let (read, topic) = (read.map_err(|error| chain(&error))?, config.topic);
+            out::note(format_args!(
+                "topic {topic}: {} records in {} partitions",
+                read.records, read.partitions
+            ));
+            if !read.open.is_empty() {
+                out::note(format_args!(
+                    "topic {topic}: a transaction is open in partitions {:?}; what is behind its beginning was not read \
+                     and may be called missing. Look again, or use --uncommitted",
+                    read.open
+                ));
+            }
+        }
+        Ok(comparison)
+    });
+    let read = reading.await;
+    read.unwrap_or_else(|_| Err("reading Kafka was interrupted".to_owned()))
+}
