@@ -38,6 +38,10 @@ INSERT INTO semel_outbox_delayed (due_us, topic, type) SELECT due_us, topic, typ
 DELETE FROM semel_outbox_delayed WHERE n = 0;
 INSERT INTO semel_outbox_shard SELECT * FROM semel_outbox_shard WHERE stream = '';
 UPDATE semel_outbox_shard SET version = version WHERE stream = '';
+DELETE FROM semel_outbox_shard WHERE stream = '';
+INSERT INTO semel_outbox_reshard SELECT * FROM semel_outbox_reshard WHERE stream = '';
+UPDATE semel_outbox_reshard SET shards = shards WHERE stream = '';
+DELETE FROM semel_outbox_reshard WHERE stream = '';
 INSERT INTO semel_outbox_exception SELECT * FROM semel_outbox_exception WHERE id = 0;
 UPDATE semel_outbox_exception SET taken = taken WHERE id = 0;
 DELETE FROM semel_outbox_exception WHERE id = 0;

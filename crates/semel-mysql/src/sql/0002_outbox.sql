@@ -80,6 +80,7 @@ CREATE TABLE IF NOT EXISTS semel_outbox_shard (
   batch_no      BIGINT NOT NULL DEFAULT 0,
   batch         VARBINARY(16), -- random bits of the batch opened last
   version       BIGINT NOT NULL DEFAULT 0,
+  map           BIGINT NOT NULL DEFAULT 0, -- counted up with each map of the stream's shards, and each mark for another one
   suspect       BIGINT,
   -- where a log holds the cursor: how far it has got at least, or 'rebind'
   log           VARCHAR(255) CHARACTER SET ascii COLLATE ascii_bin,
@@ -89,6 +90,15 @@ CREATE TABLE IF NOT EXISTS semel_outbox_shard (
   note          TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, -- why its owner sends nothing; it stays when that dies
   noted_us      BIGINT,
   PRIMARY KEY (stream, shard)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
+
+-- Streams that are to have another number of shards. All shards are run up to the mark, which is a union of theirs: no batch
+-- opens beyond it while it holds, and when all are there the map is replaced.
+CREATE TABLE IF NOT EXISTS semel_outbox_reshard (
+  stream        VARCHAR(249) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
+  shards        SMALLINT NOT NULL,
+  mark          MEDIUMTEXT CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+  hold_until_us BIGINT NOT NULL
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
 
 -- Rows that could not be sent, copied here in the transaction that moves the cursor past them.

@@ -10,3 +10,5 @@ UPDATE semel_outbox_home SET row_id = (SELECT MAX(id) FROM semel_outbox WHERE LE
   WHERE one = 1;
 UPDATE semel_outbox_shard SET prev_mark = '0', open_mark = NULL, last_id = 0, batch_no = batch_no + 1,
   version = version + 1, suspect = NULL, log = IF(log IS NULL, NULL, 'rebind');
+-- A mark of the former table is not used: the next one is set.
+UPDATE semel_outbox_reshard SET hold_until_us = 0;

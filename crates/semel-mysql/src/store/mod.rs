@@ -10,6 +10,8 @@ mod outbox_desk;
 mod outbox_due;
 pub(crate) mod outbox_look;
 mod outbox_mark;
+mod outbox_open;
 mod outbox_page;
+mod outbox_reshard;
 mod outbox_rows;
 mod outbox_standing;

@@ -23,13 +23,12 @@ use semel_core::relay::{Cursor, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, KeyStore, Opening,
     OutboxDesk, OutboxStore, Page, PageSize, ShardBacklog, StoredException, check_stream, exception_repeated,
-    other_shards,
 };
-use semel_core::{ErrorKind, Nonce, StoreError, Timestamp};
+use semel_core::{ErrorKind, StoreError, Timestamp};
 use sqlx::{AssertSqlSafe, Row as _, Transaction};
 
 use super::key_rows::NOW;
-use super::outbox_look::{RANGES, Rows};
+use super::outbox_look::RANGES;
 use super::outbox_mark::{Range, Seen, condition, subtract};
 use super::outbox_page::cut;
 use super::outbox_rows::{EVENT, SHARD, Shard, exception, shard};
@@ -38,9 +37,10 @@ use crate::error::{BAD_NULL, autocommit_failed, classify, number};
 use crate::server::UNFIT;
 
 /// Compares what every guarded write must compare (rules O11, S3).
-const MINE: &str = "stream = ? AND shard = ? AND epoch = ? AND nonce = ? AND version = ?";
-/// An idle shard's mark moves on over so many rows of others, so that they are not looked at again.
-const MOVE_ROWS: usize = 1_000;
+pub(super) const MINE: &str = "stream = ? AND shard = ? AND epoch = ? AND nonce = ? AND version = ?";
+/// How often a batch is looked for whose map of shards is replaced meanwhile.
+const MAP_TRIES: usize = 5;
+
 #[async_trait]
 impl OutboxStore for Mysql {
     fn capabilities(&self) -> Capabilities {
@@ -65,8 +65,8 @@ impl OutboxStore for Mysql {
             .fetch_one(&self.own)
             .await
             .map_err(failed)?;
-        if found == i64::from(shards) {
-            return Ok(());
+        if found != 0 {
+            return self.change_shards(stream, found, shards).await;
         }
         let mut tx = self.begin().await?;
         // One after the other; another process may have registered it meanwhile.
@@ -81,11 +81,7 @@ impl OutboxStore for Mysql {
             .map_err(failed)?;
         if found != 0 {
             tx.rollback().await.map_err(failed)?;
-            return if found == i64::from(shards) {
-                Ok(())
-            } else {
-                Err(other_shards(stream, usize::try_from(found).unwrap_or(0), shards))
-            };
+            return self.change_shards(stream, found, shards).await;
         }
         for index in 0..shards {
             let slots = Slots::of_shard(index, shards);
@@ -212,72 +208,16 @@ impl OutboxStore for Mysql {
         from: &Cursor,
         advance: bool,
     ) -> Result<Guarded<Opening>, StoreError> {
-        let prev = from.open.as_ref().unwrap_or(&from.prev);
-        let look = self.look_behind(lease, prev).await?;
-        let cur = look.seen.mark();
-        let first = look.mine.first().map(|row| row.0);
-        if first.is_none() && (cur == *prev || !advance && look.passed < MOVE_ROWS) {
-            return Ok(Guarded::Done(Opening::Empty));
+        for _ in 0..MAP_TRIES {
+            if let Some(reply) = self.try_open(lease, from, advance).await? {
+                return Ok(reply);
+            }
         }
-        let version = from.version + 1;
-        let next = match first {
-            Some(first) => Cursor {
-                prev: prev.clone(),
-                open: Some(cur),
-                last_id: first - 1,
-                batch_no: from.batch_no + 1,
-                batch: Nonce::random(),
-                version,
-                suspect: None,
-                log: from.log,
-            },
-            None => Cursor {
-                prev: cur,
-                open: None,
-                last_id: 0,
-                batch_no: from.batch_no,
-                batch: from.batch,
-                version,
-                suspect: None,
-                log: from.log,
-            },
-        };
-        // This commit is also the durability gate.
-        let sql = format!(
-            "UPDATE semel_outbox_shard SET prev_mark = ?, open_mark = ?, last_id = ?, batch_no = ?, batch = ?,
-               version = version + 1, suspect = NULL WHERE {MINE}"
-        );
-        let done = sqlx::query(AssertSqlSafe(sql))
-            .bind(next.prev.as_str())
-            .bind(next.open.as_ref().map(|mark| mark.as_str()))
-            .bind(next.last_id)
-            .bind(next.batch_no)
-            .bind(&next.batch.0[..])
-            .bind(&lease.shard.stream)
-            .bind(lease.shard.index)
-            .bind(lease.epoch.0)
-            .bind(&lease.nonce.0[..])
-            .bind(from.version)
-            .execute(&self.own)
-            .await
-            .map_err(|error| autocommit_failed("open_batch", error))?;
-        // The driver asks for matched rows.
-        if done.rows_affected() != 1 {
-            return self.not_mine(lease, "open_batch").await;
-        }
-        if next.open.is_some() {
-            let rows = Rows {
-                after: next.last_id,
-                more: false,
-                rows: look.mine.into(),
-            };
-            self.outbox.set_batch(lease, &next, rows);
-        }
-        Ok(Guarded::Done(if next.open.is_some() {
-            Opening::Opened(next)
-        } else {
-            Opening::Moved(next)
-        }))
+        Err(StoreError::new(
+            ErrorKind::NotApplied,
+            "open_batch",
+            "the map of shards changed again and again meanwhile",
+        ))
     }
 
     async fn read_page(
@@ -576,7 +516,7 @@ impl Mysql {
         rows.iter().map(shard).collect()
     }
 
-    async fn find_shard(
+    pub(super) async fn find_shard(
         &self,
         lease: &ShardLease,
         operation: &'static str,
@@ -634,6 +574,7 @@ impl Mysql {
 
 #[cfg(test)]
 mod tests {
+    use semel_core::Nonce;
     use semel_core::relay::Mark;
 
     use super::*;

@@ -131,6 +131,13 @@ impl Mysql {
         .execute(&mut *tx)
         .await
         .map_err(failed)?;
+        // A mark may be of a table that was replaced: the next one is set.
+        sqlx::query("UPDATE semel_outbox_reshard SET hold_until_us = 0 WHERE ? IS NULL OR stream = ?")
+            .bind(stream)
+            .bind(stream)
+            .execute(&mut *tx)
+            .await
+            .map_err(failed)?;
         let line = DeskEntry::about(stream.unwrap_or("*"), "rescan", by, why);
         write(&mut tx, &line).await?;
         self.commit(tx).await?;
@@ -314,10 +321,7 @@ fn kept_row(row: &MySqlRow, settled: &Settled) -> Result<KeptRow, sqlx::Error> {
 /// Makes the table of events the one that marks may speak of: new numbers are above all that is known.
 async fn adopt(tx: &mut Tx) -> Result<(), StoreError> {
     let statements = crate::ADOPT_OUTBOX.split_inclusive(';');
-    for statement in statements.filter(|it| !it.contains("UPDATE semel_outbox_shard")) {
-        if statement.trim().is_empty() {
-            continue;
-        }
+    for statement in statements.filter(|it| it.contains("semel_outbox_home")) {
         let done = sqlx::raw_sql(statement).execute(&mut **tx).await;
         done.map_err(|error| match error_number(&error) {
             Some(DUPLICATE) => {

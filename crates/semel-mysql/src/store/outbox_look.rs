@@ -95,6 +95,10 @@ pub(super) struct Look {
     pub(super) mine: Vec<(i64, u32)>,
     /// Rows passed over because they are another shard's.
     pub(super) passed: usize,
+    /// The version of the stream's map of shards, as this look saw it; `None` where the shard is not in it.
+    pub(super) map: Option<i64>,
+    /// Whether another map is asked for.
+    pub(super) changing: bool,
 }
 
 impl OutboxMemory {
@@ -171,6 +175,18 @@ impl OutboxMemory {
     }
 }
 
+/// Whether another map of shards is asked for, and the version of this one, from 1.
+fn map_of(lease: &ShardLease) -> String {
+    let mut stream = String::from("CONVERT(x'");
+    push_hex(&mut stream, lease.shard.stream.as_bytes());
+    stream.push_str("' USING ascii)");
+    format!(
+        "SELECT -1 AS id, EXISTS (SELECT 1 FROM semel_outbox_reshard WHERE stream = {stream}) AS mine,
+           COALESCE((SELECT map + 1 FROM semel_outbox_shard WHERE stream = {stream} AND shard = {}), 0) AS bytes",
+        lease.shard.index
+    )
+}
+
 /// The beginning of a statement that looks.
 fn columns(lease: &ShardLease) -> String {
     let mut sql = String::from("SELECT o.id AS id, (o.stream = x'");
@@ -242,6 +258,7 @@ impl Mysql {
             "SELECT 0 AS id, EXISTS (SELECT 1 FROM semel_outbox_home h JOIN semel_outbox o ON o.id = h.row_id
                WHERE h.one = 1 AND o.stream = '') AS mine, 0 AS bytes"
                 .to_owned(),
+            map_of(lease),
         ];
         add_holes(&mut sql, lease, &before.holes);
         // Every row of a look may bring a hole, and all of them go into one statement.
@@ -263,6 +280,11 @@ impl Mysql {
         let mut found = self.visible(sql.join(" UNION ALL ")).await?;
         let home = found.iter().position(|row| row.0 == 0);
         let home = home.is_some_and(|at| found.swap_remove(at).1);
+        let map = found.iter().position(|row| row.0 == -1);
+        let (changing, map) = map.map_or((false, 0), |at| {
+            let (_, changing, map) = found.swap_remove(at);
+            (changing, i64::from(map))
+        });
         if !home {
             let text = format!(
                 "the row that semel_outbox_home names is gone from semel_outbox: the table was emptied or replaced, and \
@@ -275,6 +297,8 @@ impl Mysql {
             seen: before.clone(),
             mine: Vec::new(),
             passed: 0,
+            map: (map > 0).then(|| map - 1),
+            changing,
         };
         take(&mut look, found);
         Ok(look)

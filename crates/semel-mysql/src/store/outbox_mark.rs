@@ -55,6 +55,25 @@ impl Seen {
         Mark::new(text)
     }
 
+    /// What any of them says is visible.
+    pub(super) fn union(all: &[Self]) -> Self {
+        let high = all.iter().map(|seen| seen.high).max().unwrap_or(0);
+        let none_of = |holes: Vec<Range>, seen: &Self| subtract(&holes, &seen.visible());
+        Self {
+            high,
+            holes: all.iter().fold(joined(&[], (1, high)), none_of),
+        }
+    }
+
+    /// What of it has a number up to this one.
+    pub(super) fn up_to(&self, last: i64) -> Self {
+        let high = self.high.min(last);
+        Self {
+            high,
+            holes: subtract(&self.holes, &[(high.saturating_add(1), i64::MAX)]),
+        }
+    }
+
     /// What it says is visible, as ranges from 1.
     pub(super) fn visible(&self) -> Vec<Range> {
         subtract(&[(1, self.high)], &self.holes)
@@ -223,6 +242,21 @@ mod tests {
             let rest = next.rest();
             prop_assert_eq!(rest.last().unwrap().1, i64::MAX);
             prop_assert!(after.iter().all(|id| rest.iter().all(|range| !(range.0..=range.1).contains(id))));
+        }
+
+        /// The mark that all shards are run up to has what each of them has seen; a part of it is cut by number.
+        #[test]
+        fn marks_of_several_shards_are_joined_and_cut(all in prop::collection::vec(seen(), 0..5), last in 0_i64..70) {
+            let union = Seen::union(&all);
+            let sets: Vec<BTreeSet<i64>> = all.iter().map(|seen| numbers(&seen.visible())).collect();
+            let wanted: BTreeSet<i64> = sets.iter().flatten().copied().collect();
+            prop_assert_eq!(numbers(&union.visible()), wanted.clone());
+            prop_assert_eq!(union.high, all.iter().map(|seen| seen.high).max().unwrap_or(0));
+            prop_assert_eq!(Seen::parse(&union.mark()).unwrap(), union.clone());
+            let cut = union.up_to(last);
+            let up_to: BTreeSet<i64> = wanted.into_iter().filter(|n| *n <= last).collect();
+            prop_assert_eq!(numbers(&cut.visible()), up_to);
+            prop_assert_eq!(Seen::parse(&cut.mark()).unwrap(), cut);
         }
 
         #[test]

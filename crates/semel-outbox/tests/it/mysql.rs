@@ -101,6 +101,46 @@ async fn two_relays_share_the_shards_one_dies_and_everything_arrives_in_order() 
     assert!(db.exceptions("default", 0, 10).await.unwrap().is_empty());
 }
 
+/// Rule O12: relays that are told different numbers run side by side while writers hold their transactions open. Nothing
+/// is lost or sent twice for it, each key keeps its order, and whoever came last is right.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_number_of_shards_changes_while_transactions_are_open() {
+    let db = fresh().await;
+    let receiver = Receiver::new(SinkOrder::Pipelined { in_flight_max: 100 });
+    let relay = |shards| {
+        let config = RelayConfig {
+            shards,
+            clean: Some(clean_at_once()),
+            ..config()
+        };
+        start(db.clone(), Arc::new(To(receiver.clone())), config)
+    };
+    let shards_are = async |count: usize| {
+        let backlog = db.backlog().await.unwrap();
+        backlog.shards.len() == count && backlog.shards.iter().all(|shard| shard.owner.is_some())
+    };
+    let two = relay(2);
+    until("two shards are owned", async || shards_are(2).await).await;
+    let writers: Vec<_> = (0..6)
+        .map(|number| tokio::spawn(writer(db.clone(), number)))
+        .collect();
+    until("some have arrived", async || receiver.ids().len() > 50).await;
+    let four = relay(4);
+    until("four shards are owned", async || shards_are(4).await).await;
+    two.stop().await.unwrap();
+    let one = relay(1);
+    until("one shard is owned", async || shards_are(1).await).await;
+    four.stop().await.unwrap();
+    let mut wanted = BTreeSet::new();
+    for writer in writers {
+        wanted.extend(writer.await.unwrap());
+    }
+    until("all have arrived", async || receiver.ids().len() >= wanted.len()).await;
+    one.stop().await.unwrap();
+    assert_eq!(receiver.ids(), wanted, "lost, or from nowhere");
+    receiver.check_order();
+}
+
 /// The server is killed under a running relay and its writer: what was acknowledged arrives, what was sent was durable,
 /// and the relay says so, waits, reads its cursor back and goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
