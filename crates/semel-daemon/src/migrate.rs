@@ -54,6 +54,7 @@ fn stores(args: &MigrateArgs) -> Result<Vec<StoreConfig>, String> {
         let url = StoreUrl::parse(url, Path::new(""))
             .map_err(|trouble| format!("--url: {}; {}", trouble.message, trouble.fix))?;
         return Ok(vec![StoreConfig {
+            known_streams_only: None,
             name: config::store::DEFAULT.to_owned(),
             migrate: true,
             url,

@@ -1,5 +1,6 @@
 //! From the server's error numbers to what a caller may do next, in one place.
 
+use semel_core::store::{BACKLOG_FULL, STREAM_UNKNOWN};
 use semel_core::{ErrorKind, StoreError};
 use sqlx::mysql::MySqlDatabaseError;
 
@@ -36,6 +37,25 @@ pub(crate) fn is_taken_number(error: &sqlx::Error) -> bool {
 /// The kind of a failed statement or connection outside of a commit: nothing of the transaction is durable.
 #[must_use]
 pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
+    // A trigger of Semel's has said what is full, or which stream nobody has registered.
+    let words = error.as_database_error().map_or("", |error| error.message());
+    if words.starts_with(BACKLOG_FULL) {
+        let text = format!(
+            "{}; write again when its relay has caught up, or raise the limit",
+            &words[BACKLOG_FULL.len() + 2..]
+        );
+        return StoreError::new(ErrorKind::NotApplied, operation, text)
+            .with_code(BACKLOG_FULL)
+            .turned_away()
+            .with_source(error);
+    }
+    if words.starts_with(STREAM_UNKNOWN) {
+        let text = "no relay has registered this stream, and only registered ones are written to here; correct the name, \
+                    start its relay first, or switch known_streams_only off";
+        return StoreError::new(ErrorKind::Constraint, operation, text)
+            .with_code(STREAM_UNKNOWN)
+            .with_source(error);
+    }
     let (kind, message) = match number(&error) {
         // Deadlock, lock wait, changed under a snapshot (MariaDB 11), interrupted, over a time limit.
         Some(DEADLOCK | LOCK_WAIT_TIMEOUT | 1020 | 1317 | 1969 | 3024) => (

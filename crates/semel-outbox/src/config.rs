@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use semel_core::limits;
 use semel_core::relay::RelayPolicy;
-use semel_core::store::check_stream;
+use semel_core::store::{StreamLimit, check_stream};
 use semel_core::{Clock, ErrorKind, StoreError, SystemClock};
 
 /// Settings of one relay.
@@ -27,6 +27,13 @@ pub struct RelayConfig {
     /// How often to look for delayed events whose time has come, at the latest; `None` leaves that to others. Default
     /// half a second.
     pub delayed: Option<Duration>,
+    /// What may wait in the stream before more is refused at enqueue
+    /// ([`limit_stream`](semel_core::OutboxStore::limit_stream)); one that limits nothing lifts it, `None` leaves what is
+    /// set. Default `None`.
+    pub limit: Option<StreamLimit>,
+    /// Whether an enqueue into a stream that no relay has registered is refused, in the whole store
+    /// ([`only_known_streams`](semel_core::OutboxStore::only_known_streams)); `None` leaves what is set. Default `None`.
+    pub known_streams_only: Option<bool>,
     /// The local clock. Leases in the store go by the store's own.
     pub clock: Arc<dyn Clock>,
 }
@@ -62,6 +69,8 @@ impl Default for RelayConfig {
             policy: RelayPolicy::default(),
             clean: Some(Clean::default()),
             delayed: Some(Duration::from_millis(500)),
+            limit: None,
+            known_streams_only: None,
             clock: Arc::new(SystemClock),
         }
     }
@@ -77,6 +86,8 @@ impl std::fmt::Debug for RelayConfig {
             .field("policy", &self.policy)
             .field("clean", &self.clean)
             .field("delayed", &self.delayed)
+            .field("limit", &self.limit)
+            .field("known_streams_only", &self.known_streams_only)
             .finish_non_exhaustive()
     }
 }
@@ -90,6 +101,9 @@ impl RelayConfig {
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         check_stream(&self.stream, self.shards)?;
         self.policy.check()?;
+        if let Some(limit) = &self.limit {
+            limit.check()?;
+        }
         let lease = u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX);
         let max = limits::LEASE_MS_MAX.unsigned_abs();
         limits::check("relay lease", "ms", lease, 100, max, "choose another lease")?;

@@ -37,6 +37,7 @@
 //! # Ok(()) }
 //! ```
 
+mod backlog;
 mod cleaner;
 mod clock;
 mod config;
@@ -49,4 +50,5 @@ mod status;
 pub use config::{Clean, RelayConfig};
 pub use relay::Relay;
 pub use semel_core::relay::{PauseKind, Poison, RelayPolicy};
+pub use semel_core::store::StreamLimit;
 pub use status::{Paused, RelayHandle, RelayStats, ShardStats};

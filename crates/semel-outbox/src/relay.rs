@@ -11,6 +11,7 @@ use semel_core::{Nonce, OutboxStore, Retry, Sink, StoreError};
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
+use crate::backlog;
 use crate::cleaner;
 use crate::clock::LocalClock;
 use crate::config::RelayConfig;
@@ -98,6 +99,11 @@ impl Relay {
             let (store, status) = (Arc::clone(&self.shell.store), Arc::clone(&self.shell.status));
             helpers.spawn(delayed::move_due(store, status, config.stream.clone(), every));
         }
+        helpers.spawn(backlog::measure(
+            Arc::clone(&self.shell.store),
+            config.stream.clone(),
+            Arc::clone(&config.clock),
+        ));
         let stop = CancellationToken::new();
         let mut shards = JoinSet::new();
         let outcome = self.own(&shutdown, &stop, &mut shards).await;
@@ -106,17 +112,25 @@ impl Relay {
         outcome.and(drained)
     }
 
-    /// Makes the stream; `false` when told to stop before that was possible.
+    /// Makes the stream, and says what may wait in it where the configuration does.
+    async fn prepare(&self) -> Result<(), StoreError> {
+        let (store, config) = (&self.shell.store, &self.shell.config);
+        store.register_stream(&config.stream, config.shards).await?;
+        if let Some(limit) = config.limit {
+            store.limit_stream(&config.stream, limit).await?;
+        }
+        if let Some(only) = config.known_streams_only {
+            store.only_known_streams(only).await?;
+        }
+        Ok(())
+    }
+
+    /// Prepares the stream; `false` when told to stop before that was possible.
     async fn register(&self, shutdown: &CancellationToken) -> Result<bool, StoreError> {
         let config = &self.shell.config;
         let mut attempt = 0;
         loop {
-            match self
-                .shell
-                .store
-                .register_stream(&config.stream, config.shards)
-                .await
-            {
+            match self.prepare().await {
                 Ok(()) => return Ok(true),
                 Err(error) if error.retry() == Retry::Never => return Err(error),
                 Err(error) => {

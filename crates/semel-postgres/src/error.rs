@@ -1,5 +1,6 @@
 //! From SQLSTATE to what a caller may do next, in one place.
 
+use semel_core::store::{BACKLOG_FULL, STREAM_UNKNOWN};
 use semel_core::{ErrorKind, StoreError};
 use sqlx::postgres::PgDatabaseError;
 
@@ -17,6 +18,17 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
     if state.as_deref() == Some("SM280") {
         let refused = StoreError::new(ErrorKind::Invalid, operation, refusal(&error));
         return refused.with_code("SEM0280").with_source(error);
+    }
+    if state.as_deref() == Some("SM260") {
+        return StoreError::new(ErrorKind::NotApplied, operation, refusal(&error))
+            .with_code(BACKLOG_FULL)
+            .turned_away()
+            .with_source(error);
+    }
+    if state.as_deref() == Some("SM261") {
+        return StoreError::new(ErrorKind::Constraint, operation, refusal(&error))
+            .with_code(STREAM_UNKNOWN)
+            .with_source(error);
     }
     let (kind, message) = match state.as_deref() {
         Some("40001" | "40P01" | "55P03" | "57014") => (

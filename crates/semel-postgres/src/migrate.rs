@@ -14,7 +14,8 @@ const SCRIPTS: &[(i64, &str, &str)] = &[
         concat!(
             include_str!("sql/0002_outbox.sql"),
             include_str!("sql/0002_outbox_functions.sql"),
-            include_str!("sql/0002_outbox_partitions.sql")
+            include_str!("sql/0002_outbox_partitions.sql"),
+            include_str!("sql/0002_outbox_limit.sql")
         ),
     ),
     (3, "inbox", include_str!("sql/0003_inbox.sql")),

@@ -1,5 +1,6 @@
 //! From SQLite's result codes to what a caller may do next, in one place.
 
+use semel_core::store::{BACKLOG_FULL, STREAM_UNKNOWN};
 use semel_core::{ErrorKind, StoreError};
 
 /// The kind of a failed statement or connection outside of a commit.
@@ -25,6 +26,17 @@ pub(crate) fn direct_failed(operation: &'static str, error: rusqlite::Error) -> 
 
 /// What SQLite's code and words mean.
 fn told(operation: &'static str, code: Option<i32>, words: Option<&str>) -> StoreError {
+    // A trigger of Semel's has said what is full, or that nobody has registered the stream.
+    if words.is_some_and(|words| words.starts_with(BACKLOG_FULL)) {
+        let text = "the stream takes no more events now; write again when its relay has caught up, or raise its limit";
+        return StoreError::new(ErrorKind::NotApplied, operation, text)
+            .with_code(BACKLOG_FULL)
+            .turned_away();
+    }
+    if words.is_some_and(|words| words.starts_with(STREAM_UNKNOWN)) {
+        let text = "no relay has registered the stream, and only registered ones are written to here";
+        return StoreError::new(ErrorKind::Constraint, operation, text).with_code(STREAM_UNKNOWN);
+    }
     let (kind, message) = match code {
         // SQLITE_BUSY, SQLITE_LOCKED
         Some(5 | 6) => (

@@ -7,7 +7,14 @@ use crate::error::classify;
 
 const SCRIPTS: &[(i64, &str, &str)] = &[
     (1, "keys", include_str!("sql/0001_keys.sql")),
-    (2, "outbox", include_str!("sql/0002_outbox.sql")),
+    (
+        2,
+        "outbox",
+        concat!(
+            include_str!("sql/0002_outbox.sql"),
+            include_str!("sql/0002_outbox_limit.sql")
+        ),
+    ),
     (3, "inbox", include_str!("sql/0003_inbox.sql")),
     (4, "saga", include_str!("sql/0004_saga.sql")),
 ];

@@ -5,6 +5,7 @@ mod keys;
 mod log;
 mod outbox;
 mod outbox_desk;
+mod outbox_limit;
 mod saga;
 
 pub use inbox::{MemoryInbox, MemoryTx};

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use uuid::Uuid;
 
+use super::outbox_limit::Limits;
 use crate::claim::Nonce;
 use crate::error::StoreError;
 use crate::event::Event;
@@ -14,8 +15,8 @@ use crate::host::{Clock, SystemClock, Timestamp};
 use crate::relay::{Cursor, Epoch, LogCopy, Mark, OwnedShard, ShardId, ShardLease, Slots, Takeovers};
 use crate::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, DeskEntry, DeskRow, Due, Exception,
-    Guarded, Opening, OutboxDesk, OutboxRow, OutboxStore, Page, PageRow, PageSize, RESHARD_HOLD_MS,
-    RESHARD_REST_MS, ShardBacklog, StoredException, check_stream, event_repeated,
+    Guarded, Measured, Opening, OutboxDesk, OutboxRow, OutboxStore, Page, PageRow, PageSize, RESHARD_HOLD_MS,
+    RESHARD_REST_MS, ShardBacklog, StoredException, StreamLimit, check_stream, event_repeated,
 };
 
 /// An outbox in this process's memory: the specification, and a full backend for tests.
@@ -41,6 +42,7 @@ pub(super) struct Inner {
     last_delayed: u64,
     /// By stream: the map that is wanted.
     pub(super) changes: BTreeMap<String, Change>,
+    pub(super) limits: Limits,
 }
 
 /// Another number of shards that is asked for, and the commit up to which every shard is run.
@@ -165,6 +167,22 @@ impl Inner {
             .filter(|shard| shard.nonce == Some(lease.nonce) && shard.epoch == lease.epoch.0)
     }
 
+    /// Rows of the shard that are not settled.
+    pub(super) fn waiting<'a>(
+        &'a self,
+        id: &'a ShardId,
+        shard: &'a Shard,
+    ) -> impl Iterator<Item = &'a OutboxRow> {
+        let last = if shard.cursor.open.is_some() {
+            shard.cursor.last_id
+        } else {
+            i64::MAX
+        };
+        let open = shard.cursor.open.as_ref().map_or(0, commit_of);
+        self.between(id, shard.slots, commit_of(&shard.cursor.prev), u64::MAX)
+            .filter(move |row| row.row > last || self.rows[&row.row].0 > open)
+    }
+
     /// Rows of the shard that are visible in `to` and not in `from`, by number.
     fn between<'a>(
         &'a self,
@@ -218,7 +236,9 @@ impl MemoryTransaction {
     /// [`Event::check`]; an id that is there already, in a transaction that has committed or in this one.
     pub fn enqueue(&mut self, event: Event) -> Result<i64, StoreError> {
         event.check()?;
+        let now = self.outbox.clock.now();
         let mut inner = self.outbox.lock();
+        inner.admit(&event.stream, now, &self.rows)?;
         let mut there = inner.rows.values().map(|(_, row)| row).chain(&self.rows);
         if there.any(|row| row.event.id == event.id) {
             return Err(event_repeated(event.id));
@@ -239,6 +259,7 @@ impl MemoryTransaction {
     pub fn enqueue_in(&mut self, event: Event, ms: i64) -> Result<(), StoreError> {
         event.check()?;
         let inner = self.outbox.lock();
+        inner.admit_stream(&event.stream)?;
         let mut there = inner
             .rows
             .values()
@@ -618,6 +639,20 @@ impl OutboxStore for MemoryOutbox {
         Ok(doomed.len() as u64)
     }
 
+    async fn limit_stream(&self, stream: &str, limit: StreamLimit) -> Result<(), StoreError> {
+        self.set_limit(stream, limit)
+    }
+
+    async fn only_known_streams(&self, only: bool) -> Result<(), StoreError> {
+        self.lock().limits.known_only = only;
+        Ok(())
+    }
+
+    async fn measure(&self, stream: &str) -> Result<Option<Measured>, StoreError> {
+        let now = self.clock.now();
+        Ok(self.lock().measure(stream, now))
+    }
+
     async fn backlog(&self) -> Result<Backlog, StoreError> {
         let now = self.clock.now();
         let inner = self.lock();
@@ -625,17 +660,7 @@ impl OutboxStore for MemoryOutbox {
             .shards
             .iter()
             .map(|(id, shard)| {
-                let last = if shard.cursor.open.is_some() {
-                    shard.cursor.last_id
-                } else {
-                    i64::MAX
-                };
-                let open = shard.cursor.open.as_ref().map_or(0, commit_of);
-                let waiting = || {
-                    inner
-                        .between(id, shard.slots, commit_of(&shard.cursor.prev), u64::MAX)
-                        .filter(|row| row.row > last || inner.rows[&row.row].0 > open)
-                };
+                let waiting = || inner.waiting(id, shard);
                 ShardBacklog {
                     shard: id.clone(),
                     owner: (shard.nonce.is_some() && shard.until > now).then(|| shard.owner.clone()),

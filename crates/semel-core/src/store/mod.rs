@@ -14,7 +14,10 @@ mod saga;
 mod sink;
 
 pub use desk_work::{REPLAY_MARK, Taking};
-pub use enqueue::{Due, EVENT_REPEATED, event_repeated};
+pub use enqueue::{
+    BACKLOG_FULL, Due, EVENT_REPEATED, MEASURE_KEPT_MS, MEASURE_ROWS, MEASURE_STALE_MS, Measured,
+    STREAM_UNKNOWN, StreamLimit, backlog_full, event_repeated, stream_unknown,
+};
 pub use inbox::{InboxStore, PARKED_REASON_BYTES_MAX, Parked, TakenParked};
 pub use keys::{Hint, KeyPage, KeyQuery, KeyStore, KeyStoreExt, Replies, Usage};
 pub use mixed::{Batching, LANES_MAX, MixedBatch, MixedReplies};

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use uuid::Uuid;
 
-use super::{Capabilities, Due, OutboxDesk, OutboxRow, Partitions, Rotation};
+use super::{Capabilities, Due, Measured, OutboxDesk, OutboxRow, Partitions, Rotation, StreamLimit};
 use crate::claim::Nonce;
 use crate::error::{ErrorKind, StoreError};
 use crate::host::Timestamp;
@@ -329,6 +329,34 @@ pub trait OutboxStore: Send + Sync + 'static {
         Ok(Due::default())
     }
 
+    /// Limits what may wait in a stream, or limits it no longer: beyond it, an enqueue in any way and any language is refused
+    /// ([`BACKLOG_FULL`](super::BACKLOG_FULL)). Setting what is set already changes nothing. The first limit of a store and the
+    /// end of the last one change its tables, for which writers are waited for shortly.
+    ///
+    /// # Errors
+    /// [`StreamLimit::check`]; `NotApplied` while writers are in the way; a right that is missing.
+    async fn limit_stream(&self, stream: &str, limit: StreamLimit) -> Result<(), StoreError> {
+        let _ = stream;
+        if limit.is_none() { Ok(()) } else { Err(no_limits()) }
+    }
+
+    /// Whether an enqueue into a stream that nobody has registered is refused
+    /// ([`STREAM_UNKNOWN`](super::STREAM_UNKNOWN)), in the whole store. Off by default: such events wait for a relay that
+    /// registers their stream.
+    ///
+    /// # Errors
+    /// As [`OutboxStore::limit_stream`].
+    async fn only_known_streams(&self, only: bool) -> Result<(), StoreError> {
+        if only { Err(no_limits()) } else { Ok(()) }
+    }
+
+    /// Counts what waits in a stream that has a [`StreamLimit`], and writes it down for those that enqueue; nothing where there
+    /// is none. Several may do so at once.
+    async fn measure(&self, stream: &str) -> Result<Option<Measured>, StoreError> {
+        let _ = stream;
+        Ok(None)
+    }
+
     /// How everything stands. Reads at most [`BACKLOG_ROWS_COUNTED_MAX`] rows per shard.
     async fn backlog(&self) -> Result<Backlog, StoreError>;
 }
@@ -341,6 +369,14 @@ pub fn other_shards(stream: &str, found: usize, wanted: u16) -> StoreError {
          shards = {found}"
     );
     StoreError::new(ErrorKind::Invalid, "register_stream", text)
+}
+
+fn no_limits() -> StoreError {
+    StoreError::new(
+        ErrorKind::Invalid,
+        "limit_stream",
+        "this store keeps no limits of streams",
+    )
 }
 
 /// Refuses a stream name or number of shards that no backend takes.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use semel_core::mapping::Mapping;
 use semel_core::relay::{Poison, RelayPolicy};
-use semel_core::store::SHARDS_MAX;
+use semel_core::store::{SHARDS_MAX, StreamLimit};
 
 use super::read::{At, Table};
 use super::sink::{self, SinkConfig};
@@ -127,6 +127,20 @@ pub(crate) const RELAY: Section = Section {
             "3600000",
             "how long published events stay in the outbox",
         ),
+        field(
+            "backlog_rows_max",
+            "number",
+            "what is set stays; at first, no limit",
+            "events that may wait in each stream before more are refused at enqueue (SEM0260), counted once a second; `0` lifts \
+             the limit",
+        ),
+        field(
+            "backlog_age_max_ms",
+            "ms",
+            "what is set stays; at first, no limit",
+            "how long the oldest event of a stream may wait before more are refused at enqueue (SEM0260); `0` lifts the limit. \
+             Where one of the two is written, the one that is not is lifted",
+        ),
     ],
 };
 
@@ -151,6 +165,8 @@ pub(crate) struct RelayConfig {
     pub(crate) lease: Duration,
     /// How long published events stay.
     pub(crate) keep: Duration,
+    /// What may wait in each stream, when the file says.
+    pub(crate) limit: Option<StreamLimit>,
 }
 
 /// Milliseconds of waits: up to a day.
@@ -168,6 +184,7 @@ pub(crate) fn read(table: &Table<'_>) -> Option<RelayConfig> {
     let shards = table.number("shards", 1..=u64::from(SHARDS_MAX));
     let lease = table.number("lease_ms", 1_000..=3_600_000).unwrap_or(15_000);
     let keep = table.number("keep_ms", 0..=31_536_000_000).unwrap_or(3_600_000);
+    let limit = limit(table);
     let mapping = mapping(table);
     let mut policy = policy(table);
     if let Some(rows_max) = sink.as_ref().and_then(SinkConfig::transaction_rows)
@@ -194,6 +211,7 @@ pub(crate) fn read(table: &Table<'_>) -> Option<RelayConfig> {
         policy,
         lease: Duration::from_millis(lease),
         keep: Duration::from_millis(keep),
+        limit,
     })
 }
 
@@ -225,6 +243,15 @@ fn streams(table: &Table<'_>) -> Option<Vec<String>> {
         table.claim_stream(stream);
     }
     Some(streams.into_iter().map(|at| at.value).collect())
+}
+
+fn limit(table: &Table<'_>) -> Option<StreamLimit> {
+    let rows = table.number("backlog_rows_max", 0..=StreamLimit::ROWS_MAX);
+    let age = table.number("backlog_age_max_ms", 0..=StreamLimit::AGE_MS_MAX.unsigned_abs());
+    (rows.is_some() || age.is_some()).then(|| StreamLimit {
+        rows_max: rows.filter(|rows| *rows > 0),
+        age_max_ms: age.filter(|age| *age > 0).and_then(|age| i64::try_from(age).ok()),
+    })
 }
 
 fn mapping(table: &Table<'_>) -> Mapping {

@@ -98,6 +98,13 @@ const FIELDS: &[super::spec::Field] = &[
          Redis: how long connecting and each answer may take",
     ),
     field(
+        "known_streams_only",
+        "true or false",
+        "what is set stays; at first `false`",
+        "whether events of streams that no relay has registered are refused at enqueue (SEM0261), from anybody; set when a relay \
+         of this store begins, and only where there is one",
+    ),
+    field(
         "quota",
         "table",
         "none: scopes grow as they will",
@@ -138,6 +145,8 @@ pub(crate) struct StoreConfig {
     pub(crate) acquire_timeout: Duration,
     /// What only Redis has.
     pub(crate) redis: RedisSettings,
+    /// Whether only registered streams may be written to, where the file says.
+    pub(crate) known_streams_only: Option<bool>,
     /// How much each scope may hold, where the file says.
     pub(crate) quota: Option<QuotaConfig>,
 }
@@ -408,21 +417,29 @@ pub(crate) fn read(name: &str, table: &Table<'_>, folder: &Path) -> Option<Store
     let migrate = table.boolean("migrate");
     let connections = table.number("connections_max", 2..=CONNECTIONS_MAX);
     let acquire = table.number("acquire_timeout_ms", 1..=600_000);
+    let known_streams_only = table.boolean("known_streams_only");
     let redis = RedisSettings::read(table, url.as_ref());
     let quota = table
         .table("quota", &QUOTA)
         .map(|table| quota(&table, url.as_ref()));
     let url = url?;
     if url.is_memory() {
-        let idle = ["migrate", "connections_max", "acquire_timeout_ms"];
+        let idle = [
+            "migrate",
+            "connections_max",
+            "acquire_timeout_ms",
+            "known_streams_only",
+        ];
         table.idle(&idle, "the store is in memory");
     } else if url.is_redis() {
-        table.idle(&["migrate", "connections_max"], "the store is a Redis");
+        let idle = ["migrate", "connections_max", "known_streams_only"];
+        table.idle(&idle, "the store is a Redis");
     }
     if let Some(kind) = url.limited() {
         table.is_limited(name, kind);
     }
     Some(StoreConfig {
+        known_streams_only,
         redis,
         quota,
         name: name.to_owned(),

@@ -147,7 +147,9 @@ async fn serve(mut config: Config, path: std::path::PathBuf) -> Exit {
         relays::start_counting(name, &stores.handle(name), &context);
     }
     for relay in &config.relays {
-        relays::start(relay, &stores.handle(&relay.store), &context);
+        let of_store = config.stores.iter().find(|store| store.name == relay.store);
+        let known_only = of_store.and_then(|store| store.known_streams_only);
+        relays::start(relay, known_only, &stores.handle(&relay.store), &context);
     }
     tracing::info!(address = %server.address(), version = env!("CARGO_PKG_VERSION"), "semel listens");
     let sagas = config.saga.as_ref().map(|saga| {

@@ -23,6 +23,7 @@ const LOOK: Duration = Duration::from_millis(250);
 #[derive(Clone)]
 struct Stream {
     config: Arc<RelayConfig>,
+    known_streams_only: Option<bool>,
     stream: String,
     store: Handle,
     part: Part,
@@ -30,7 +31,12 @@ struct Stream {
 }
 
 /// Starts a relay for each of its streams.
-pub(crate) fn start(config: &RelayConfig, store: &Handle, context: &Arc<Context>) {
+pub(crate) fn start(
+    config: &RelayConfig,
+    known_streams_only: Option<bool>,
+    store: &Handle,
+    context: &Arc<Context>,
+) {
     let config = Arc::new(config.clone());
     for stream in &config.streams {
         let name = match config.streams.len() {
@@ -39,6 +45,7 @@ pub(crate) fn start(config: &RelayConfig, store: &Handle, context: &Arc<Context>
         };
         let role = Stream {
             config: Arc::clone(&config),
+            known_streams_only,
             stream: stream.clone(),
             store: store.clone(),
             part: context.health.part("relay", &name),
@@ -81,6 +88,8 @@ impl Stream {
                 keep: self.config.keep,
                 ..Clean::default()
             }),
+            limit: self.config.limit,
+            known_streams_only: self.known_streams_only,
             ..semel_outbox::RelayConfig::default()
         }
     }

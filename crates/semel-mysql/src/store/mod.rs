@@ -8,6 +8,7 @@ mod outbox_again;
 mod outbox_clean;
 mod outbox_desk;
 mod outbox_due;
+mod outbox_limit;
 pub(crate) mod outbox_look;
 mod outbox_mark;
 mod outbox_open;

@@ -21,8 +21,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use semel_core::relay::{Cursor, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
-    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, KeyStore, Opening,
-    OutboxDesk, OutboxStore, Page, PageSize, ShardBacklog, StoredException, check_stream, exception_repeated,
+    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, KeyStore, Measured,
+    Opening, OutboxDesk, OutboxStore, Page, PageSize, ShardBacklog, StoredException, StreamLimit, check_stream,
+    exception_repeated,
 };
 use semel_core::{ErrorKind, StoreError, Timestamp};
 use sqlx::{AssertSqlSafe, Row as _, Transaction};
@@ -372,6 +373,18 @@ impl OutboxStore for Mysql {
         Ok(cleaned)
     }
 
+    async fn limit_stream(&self, stream: &str, limit: StreamLimit) -> Result<(), StoreError> {
+        self.set_limit(stream, limit).await
+    }
+
+    async fn only_known_streams(&self, only: bool) -> Result<(), StoreError> {
+        self.set_known_only(only).await
+    }
+
+    async fn measure(&self, stream: &str) -> Result<Option<Measured>, StoreError> {
+        self.measure_stream(stream).await
+    }
+
     async fn backlog(&self) -> Result<Backlog, StoreError> {
         let failed = |error| classify("backlog", error);
         let mut backlog = Backlog::default();
@@ -428,7 +441,7 @@ impl OutboxStore for Mysql {
 }
 
 /// Numbers that are not settled.
-fn waiting(cursor: &Cursor) -> Result<Vec<Range>, StoreError> {
+pub(super) fn waiting(cursor: &Cursor) -> Result<Vec<Range>, StoreError> {
     let rest = Seen::parse(&cursor.prev)?.rest();
     let Some(open) = &cursor.open else {
         return Ok(rest);
@@ -507,7 +520,7 @@ impl Mysql {
         })
     }
 
-    async fn shards(&self, operation: &'static str) -> Result<Vec<Shard>, StoreError> {
+    pub(super) async fn shards(&self, operation: &'static str) -> Result<Vec<Shard>, StoreError> {
         let sql = format!("SELECT {SHARD} FROM semel_outbox_shard s ORDER BY s.stream, s.shard");
         let rows = sqlx::query(AssertSqlSafe(sql))
             .fetch_all(&self.own)

@@ -11,6 +11,7 @@ mod outbox_clean;
 mod outbox_desk;
 mod outbox_due;
 mod outbox_hint;
+mod outbox_limit;
 mod outbox_partitions;
 mod outbox_reshard;
 mod outbox_rows;

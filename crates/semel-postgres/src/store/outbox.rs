@@ -22,8 +22,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use semel_core::relay::{Cursor, Mark, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
-    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Opening, OutboxDesk,
-    OutboxStore, Page, PageSize, Partitions, RESHARD_REST_MS, Rotation, ShardBacklog, StoredException,
+    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Measured, Opening,
+    OutboxDesk, OutboxStore, Page, PageSize, Partitions, RESHARD_REST_MS, Rotation, ShardBacklog, StoredException,
+    StreamLimit,
     check_stream,
 };
 use semel_core::{ErrorKind, Nonce, StoreError};
@@ -373,6 +374,18 @@ impl OutboxStore for Postgres {
 
     async fn partitions(&self) -> Result<Option<Partitions>, StoreError> {
         self.outbox_partitions().await
+    }
+
+    async fn limit_stream(&self, stream: &str, limit: StreamLimit) -> Result<(), StoreError> {
+        self.set_limit(stream, limit).await
+    }
+
+    async fn only_known_streams(&self, only: bool) -> Result<(), StoreError> {
+        self.set_known_only(only).await
+    }
+
+    async fn measure(&self, stream: &str) -> Result<Option<Measured>, StoreError> {
+        self.measure_stream(stream, false).await
     }
 
     async fn backlog(&self) -> Result<Backlog, StoreError> {

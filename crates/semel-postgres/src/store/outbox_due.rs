@@ -59,7 +59,8 @@ impl Postgres {
     /// Moves in one transaction what is due, or one event of it.
     async fn move_some(&self, stream: &str, limit: u32, only: Option<Uuid>) -> Result<Due, Failed> {
         let mut tx = self.begin().await.map_err(Failed::Store)?;
-        query("SELECT set_config('lock_timeout', $1, true)")
+        // What is due was admitted when it was delayed.
+        query("SELECT set_config('lock_timeout', $1, true), set_config('semel.outbox_moving', 'yes', true)")
             .bind(LOCK_TIMEOUT)
             .execute(&mut *tx)
             .await?;
@@ -73,12 +74,20 @@ impl Postgres {
         if !alone {
             return Ok(Due::default());
         }
-        let (moved, repeated): (i64, Vec<Uuid>) = query_as(include_str!("../sql/outbox_due.sql"))
+        let done: Result<(i64, Vec<Uuid>), sqlx::Error> = query_as(include_str!("../sql/outbox_due.sql"))
             .bind(stream)
             .bind(i64::from(limit))
             .bind(only)
             .fetch_one(&mut *tx)
-            .await?;
+            .await;
+        let (moved, repeated) = match done {
+            Ok(done) => done,
+            // Waited for: the next event's transaction would find the turn taken by this one.
+            Err(error) => {
+                tx.rollback().await?;
+                return Err(error.into());
+            }
+        };
         self.commit(tx).await.map_err(Failed::Store)?;
         Ok(Due {
             moved: moved.unsigned_abs(),

@@ -9,7 +9,10 @@ mod keys;
 mod outbox;
 mod outbox_desk;
 mod outbox_due;
+mod outbox_limit;
 mod outbox_reshard;
 mod outbox_rows;
 mod saga;
 mod saga_rows;
+
+pub(crate) use outbox_limit::refused;

@@ -19,9 +19,9 @@ use bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use semel_core::relay::{Cursor, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
-    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Opening, OutboxDesk,
-    OutboxStore, Page, PageSize, RESHARD_REST_MS, ShardBacklog, StoredException, check_stream,
-    exception_repeated,
+    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Measured, Opening,
+    OutboxDesk, OutboxStore, Page, PageSize, RESHARD_REST_MS, ShardBacklog, StoredException, StreamLimit,
+    check_stream, exception_repeated,
 };
 use semel_core::{ErrorKind, Nonce, StoreError, Timestamp};
 use sqlx::sqlite::SqliteRow;
@@ -370,6 +370,18 @@ impl OutboxStore for Sqlite {
             .await
             .map_err(failed)?;
         Ok(done.rows_affected())
+    }
+
+    async fn limit_stream(&self, stream: &str, limit: StreamLimit) -> Result<(), StoreError> {
+        self.set_limit(stream, limit).await
+    }
+
+    async fn only_known_streams(&self, only: bool) -> Result<(), StoreError> {
+        self.set_known_only(only).await
+    }
+
+    async fn measure(&self, stream: &str) -> Result<Option<Measured>, StoreError> {
+        self.measure_stream(stream).await
     }
 
     async fn backlog(&self) -> Result<Backlog, StoreError> {

@@ -5,7 +5,7 @@ use semel_core::{Event, StoreError, Timestamp};
 use sqlx::{Sqlite as Driver, Transaction};
 use uuid::Uuid;
 
-use super::outbox::encoded_headers;
+use super::outbox::{encoded_headers, failed};
 use crate::error::classify;
 
 /// Writes an event that is not to be sent before a moment, by the relay's clock. A relay moves it into the outbox when
@@ -42,12 +42,12 @@ pub async fn enqueue_at(
     .bind(event.data.as_deref())
     .bind(&event.traceparent)
     .execute(&mut **tx)
-    .await
-    .map_err(|error| classify("enqueue_at", error))?;
-    if done.rows_affected() == 0 {
-        return Err(event_repeated(event.id));
+    .await;
+    match done {
+        Ok(done) if done.rows_affected() == 0 => Err(event_repeated(event.id)),
+        Ok(_) => Ok(()),
+        Err(error) => Err(failed(tx, event, "enqueue_at", error).await),
     }
-    Ok(())
 }
 
 /// Takes an event back that waits for its time; whether it still waited. Commit, and it is never sent.

@@ -7,6 +7,7 @@ use semel_core::{Clock as _, Event, StoreError, SystemClock};
 use sqlx::{Sqlite as Driver, Transaction};
 
 use crate::error::classify;
+use crate::store::refused;
 
 macro_rules! insert {
     ($end:literal) => {
@@ -102,15 +103,28 @@ async fn insert(
         .bind(&event.traceparent)
         .bind(SystemClock.now().0)
         .execute(&mut **tx)
-        .await
-        .map_err(|error| {
-            let words = error.as_database_error().map(|error| error.message());
-            if words.is_some_and(|words| words.contains("semel_outbox.event_id")) {
-                return event_repeated(event.id).with_source(error);
-            }
-            classify("enqueue", error)
-        })?;
-    Ok((done.last_insert_rowid(), done.rows_affected() == 1))
+        .await;
+    match done {
+        Ok(done) => Ok((done.last_insert_rowid(), done.rows_affected() == 1)),
+        Err(error) => Err(failed(tx, event, "enqueue", error).await),
+    }
+}
+
+/// Names the event or its stream where that is what was refused.
+pub(super) async fn failed(
+    tx: &mut Transaction<'_, Driver>,
+    event: &Event,
+    operation: &'static str,
+    error: sqlx::Error,
+) -> StoreError {
+    let words = error.as_database_error().map(|error| error.message());
+    if words.is_some_and(|words| words.contains("semel_outbox.event_id")) {
+        return event_repeated(event.id).with_source(error);
+    }
+    match refused(tx, &event.stream, &error).await {
+        Some(refused) => refused.with_source(error),
+        None => classify(operation, error),
+    }
 }
 
 pub(crate) fn encoded_headers(event: &Event) -> Option<Vec<u8>> {

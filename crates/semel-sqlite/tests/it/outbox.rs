@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 async fn world() -> (World, TempDir) {
     let (db, clock, dir) = super::keys::store().await;
-    let writers = db.clone();
+    let (writers, aging) = (db.clone(), db.clone());
     let begin = move || {
         let db = writers.clone();
         async move {
@@ -23,7 +23,13 @@ async fn world() -> (World, TempDir) {
     };
     let world = World::new(Arc::new(db), false, begin, move |ms| {
         clock.advance_ms(ms);
-        std::future::ready(())
+        let db = aging.clone();
+        async move {
+            let sql = "UPDATE semel_outbox_limit SET measured_us = measured_us - ?1 * 1000, oldest_us = oldest_us - ?1 * 1000";
+            let mut tx = db.begin().await.unwrap();
+            sqlx::query(sql).bind(ms).execute(&mut *tx).await.unwrap();
+            db.commit(tx).await.unwrap();
+        }
     });
     (world, dir)
 }
@@ -70,6 +76,8 @@ impl Writer for Tx {
 semel_testkit::outbox_laws!(world());
 semel_testkit::delayed_laws!(world());
 semel_testkit::reshard_laws!(world());
+semel_testkit::limit_laws!(world());
+semel_testkit::counting_laws!(world());
 semel_testkit::outbox_desk_laws!(world());
 
 /// wolverine GH-3773: a row that another program wrote wrongly stops nobody, and is listed as it is.

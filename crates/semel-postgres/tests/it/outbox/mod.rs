@@ -24,7 +24,7 @@ use uuid::Uuid;
 use crate::keys::Lent;
 
 const EMPTY: &str = "TRUNCATE semel.outbox, semel.outbox_delayed, semel.outbox_reshard, semel.outbox_shard,
-     semel.outbox_exception, semel.outbox_desk_log";
+     semel.outbox_exception, semel.outbox_desk_log, semel.outbox_limit; SELECT semel.outbox_limits_apply()";
 
 async fn fresh() -> (Lent, Postgres) {
     let (lent, db) = Lent::take().await;
@@ -53,6 +53,8 @@ fn world_of(lent: Lent, db: &Postgres, direct: &Postgres) -> (World, Lent) {
             for sql in [
                 "UPDATE semel.outbox_shard SET until = until - $1 * interval '1 ms'",
                 "UPDATE semel.outbox_delayed SET due = due - $1 * interval '1 ms'",
+                "UPDATE semel.outbox_limit SET measured_at = measured_at - $1 * interval '1 ms',
+                   oldest_at = oldest_at - $1 * interval '1 ms'",
                 "UPDATE semel.outbox_reshard SET hold_until = hold_until - $1 * interval '1 ms'",
             ] {
                 sqlx::query(sql).bind(ms as f64).execute(db.pool()).await.unwrap();
@@ -120,6 +122,8 @@ mod laws {
     semel_testkit::outbox_laws!(super::world());
     semel_testkit::delayed_laws!(super::world());
     semel_testkit::reshard_laws!(super::world());
+    semel_testkit::limit_laws!(super::world());
+    semel_testkit::counting_laws!(super::world());
     semel_testkit::outbox_desk_laws!(super::world());
 }
 

@@ -4,6 +4,7 @@ mod batches;
 mod delayed;
 mod desk;
 mod exceptions;
+mod limits;
 mod owners;
 mod reshard;
 mod rows;
@@ -14,6 +15,7 @@ pub use batches::*;
 pub use delayed::*;
 pub use desk::*;
 pub use exceptions::*;
+pub use limits::*;
 pub use owners::*;
 pub use reshard::*;
 pub use rows::*;
@@ -100,6 +102,29 @@ macro_rules! reshard_laws {
             a_change_that_nobody_wants_any_more_is_dropped
             another_number_of_shards_waits_for_what_is_being_sent_again
         );
+    };
+}
+
+/// Writes one test per law of what may wait in a stream, as [`outbox_laws`](crate::outbox_laws) does.
+#[macro_export]
+macro_rules! limit_laws {
+    ($world:expr) => {
+        $crate::outbox_laws!(@each $world;
+            nothing_is_limited_until_it_is_asked_for
+            a_stream_at_its_limit_refuses_more_until_it_is_sent
+            a_stream_whose_oldest_event_waits_too_long_refuses_more
+            a_limit_that_is_lifted_refuses_nothing
+            only_known_streams_are_written_to_where_asked
+            what_was_delayed_comes_though_its_stream_is_full
+        );
+    };
+}
+
+/// Writes the test of the law of stores whose writers count where no relay does.
+#[macro_export]
+macro_rules! counting_laws {
+    ($world:expr) => {
+        $crate::outbox_laws!(@each $world; where_nobody_measures_a_writer_counts);
     };
 }
 
