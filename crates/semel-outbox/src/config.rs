@@ -24,9 +24,8 @@ pub struct RelayConfig {
     pub policy: RelayPolicy,
     /// When published events are deleted; `None` leaves that to others. Default an hour after they were written.
     pub clean: Option<Clean>,
-    /// How often to look for delayed events whose time has come, at the latest; `None` leaves that to others. Default
-    /// half a second.
-    pub delayed: Option<Duration>,
+    /// How delayed events whose time has come are moved into the outbox; `None` leaves that to others.
+    pub delayed: Option<Delayed>,
     /// What may wait in the stream before more is refused at enqueue
     /// ([`limit_stream`](semel_core::OutboxStore::limit_stream)); one that limits nothing lifts it, `None` leaves what is
     /// set. Default `None`.
@@ -59,6 +58,24 @@ impl Default for Clean {
     }
 }
 
+/// How delayed events are moved into the outbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Delayed {
+    /// How often to look for those whose time has come, at the latest. Default half a second.
+    pub every: Duration,
+    /// Events moved in one transaction at most. Default 500.
+    pub rows_max: u32,
+}
+
+impl Default for Delayed {
+    fn default() -> Self {
+        Self {
+            every: Duration::from_millis(500),
+            rows_max: 500,
+        }
+    }
+}
+
 impl Default for RelayConfig {
     fn default() -> Self {
         Self {
@@ -68,7 +85,7 @@ impl Default for RelayConfig {
             lease: Duration::from_secs(15),
             policy: RelayPolicy::default(),
             clean: Some(Clean::default()),
-            delayed: Some(Duration::from_millis(500)),
+            delayed: Some(Delayed::default()),
             limit: None,
             known_streams_only: None,
             clock: Arc::new(SystemClock),
@@ -103,6 +120,17 @@ impl RelayConfig {
         self.policy.check()?;
         if let Some(limit) = &self.limit {
             limit.check()?;
+        }
+        if let Some(delayed) = &self.delayed {
+            let rows = u64::from(delayed.rows_max);
+            limits::check(
+                "delayed rows_max",
+                "events",
+                rows,
+                1,
+                100_000,
+                "choose another number",
+            )?;
         }
         let lease = u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX);
         let max = limits::LEASE_MS_MAX.unsigned_abs();

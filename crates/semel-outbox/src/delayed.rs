@@ -7,20 +7,18 @@ use semel_core::OutboxStore;
 use semel_core::error::chain;
 use semel_core::store::Due;
 
+use crate::config::Delayed;
 use crate::status::Status;
-
-/// Events moved in one transaction at most.
-const ROWS_MAX: u32 = 500;
 
 /// Moves events that are due for ever. Every relay of a stream looks, the store lets one of them move.
 pub(crate) async fn move_due(
     store: Arc<dyn OutboxStore>,
     status: Arc<Status>,
     stream: String,
-    every: Duration,
+    Delayed { every, rows_max }: Delayed,
 ) {
     loop {
-        let wait = match store.move_due(&stream, ROWS_MAX).await {
+        let wait = match store.move_due(&stream, rows_max).await {
             Ok(due) => {
                 if due.moved > 0 {
                     status.hint.notify_waiters();

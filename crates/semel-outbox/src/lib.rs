@@ -47,7 +47,7 @@ mod relay;
 mod shard;
 mod status;
 
-pub use config::{Clean, RelayConfig};
+pub use config::{Clean, Delayed, RelayConfig};
 pub use relay::Relay;
 pub use semel_core::relay::{PauseKind, Poison, RelayPolicy};
 pub use semel_core::store::StreamLimit;

@@ -95,9 +95,9 @@ impl Relay {
             let (store, status) = (Arc::clone(&self.shell.store), Arc::clone(&self.shell.status));
             helpers.spawn(cleaner::clean(store, status, config.stream.clone(), clean));
         }
-        if let Some(every) = config.delayed {
+        if let Some(moving) = config.delayed {
             let (store, status) = (Arc::clone(&self.shell.store), Arc::clone(&self.shell.status));
-            helpers.spawn(delayed::move_due(store, status, config.stream.clone(), every));
+            helpers.spawn(delayed::move_due(store, status, config.stream.clone(), moving));
         }
         helpers.spawn(backlog::measure(
             Arc::clone(&self.shell.store),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use semel_core::mapping::Mapping;
 use semel_core::relay::{Poison, RelayPolicy};
 use semel_core::store::{SHARDS_MAX, StreamLimit};
+use semel_outbox::Delayed;
 
 use super::read::{At, Table};
 use super::sink::{self, SinkConfig};
@@ -128,6 +129,18 @@ pub(crate) const RELAY: Section = Section {
             "how long published events stay in the outbox",
         ),
         field(
+            "delayed_every_ms",
+            "ms",
+            "500",
+            "how often to look for delayed events whose time has come, at the latest: so much later they may come",
+        ),
+        field(
+            "delayed_rows_max",
+            "number",
+            "500",
+            "delayed events moved into the outbox in one transaction at most",
+        ),
+        field(
             "backlog_rows_max",
             "number",
             "what is set stays; at first, no limit",
@@ -165,6 +178,8 @@ pub(crate) struct RelayConfig {
     pub(crate) lease: Duration,
     /// How long published events stay.
     pub(crate) keep: Duration,
+    /// How delayed events are moved.
+    pub(crate) delayed: Delayed,
     /// What may wait in each stream, when the file says.
     pub(crate) limit: Option<StreamLimit>,
 }
@@ -211,6 +226,7 @@ pub(crate) fn read(table: &Table<'_>) -> Option<RelayConfig> {
         policy,
         lease: Duration::from_millis(lease),
         keep: Duration::from_millis(keep),
+        delayed: delayed(table),
         limit,
     })
 }
@@ -243,6 +259,18 @@ fn streams(table: &Table<'_>) -> Option<Vec<String>> {
         table.claim_stream(stream);
     }
     Some(streams.into_iter().map(|at| at.value).collect())
+}
+
+fn delayed(table: &Table<'_>) -> Delayed {
+    let default = Delayed::default();
+    let every = table.number("delayed_every_ms", 1..=3_600_000);
+    let rows = table.number("delayed_rows_max", 1..=100_000);
+    Delayed {
+        every: every.map_or(default.every, Duration::from_millis),
+        rows_max: rows
+            .and_then(|rows| u32::try_from(rows).ok())
+            .unwrap_or(default.rows_max),
+    }
 }
 
 fn limit(table: &Table<'_>) -> Option<StreamLimit> {

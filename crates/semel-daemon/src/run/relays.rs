@@ -88,6 +88,7 @@ impl Stream {
                 keep: self.config.keep,
                 ..Clean::default()
             }),
+            delayed: Some(self.config.delayed),
             limit: self.config.limit,
             known_streams_only: self.known_streams_only,
             ..semel_outbox::RelayConfig::default()

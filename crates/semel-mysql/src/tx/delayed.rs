@@ -2,10 +2,10 @@
 
 use semel_core::store::event_repeated;
 use semel_core::{Event, StoreError, Timestamp};
-use sqlx::{MySql as Driver, Transaction};
+use sqlx::{AssertSqlSafe, MySql as Driver, Transaction};
 use uuid::Uuid;
 
-use super::outbox::encoded_headers;
+use super::outbox::{AT_ONCE, encoded_headers, repeated, statements, there};
 use crate::error::{classify, is_repeated_event};
 
 /// Writes an event that is not to be sent before a moment, by the server's clock. A relay moves it into the outbox when
@@ -21,38 +21,62 @@ pub async fn enqueue_at(
     event: &Event,
     not_before: Timestamp,
 ) -> Result<(), StoreError> {
-    event.check()?;
-    let failed = |error| classify("enqueue_at", error);
-    let sent = sqlx::query("SELECT id FROM semel_outbox WHERE event_id = ?")
-        .bind(&event.id.as_bytes()[..])
-        .fetch_optional(&mut **tx)
-        .await
-        .map_err(failed)?;
-    if sent.is_some() {
-        return Err(event_repeated(event.id));
+    enqueue_many_at(tx, &[(event.clone(), not_before)]).await
+}
+
+/// Writes several events, each not to be sent before its moment. All are checked before the first is written.
+///
+/// # Errors
+/// As [`enqueue_at`]. After an error of the store roll the transaction back: some may have been written.
+pub async fn enqueue_many_at(
+    tx: &mut Transaction<'_, Driver>,
+    events: &[(Event, Timestamp)],
+) -> Result<(), StoreError> {
+    events.iter().try_for_each(|(event, _)| event.check())?;
+    for some in statements(events, |(event, _)| event) {
+        insert(tx, some).await?;
     }
-    let written = sqlx::query(
+    Ok(())
+}
+
+/// Writes events by one statement.
+async fn insert(tx: &mut Transaction<'_, Driver>, events: &[(Event, Timestamp)]) -> Result<(), StoreError> {
+    let ids: Vec<Uuid> = events.iter().map(|(event, _)| event.id).collect();
+    if let Some(sent) = there(tx, "semel_outbox", &ids, false).await? {
+        return Err(event_repeated(sent));
+    }
+    let mut sql = String::from(
         "INSERT INTO semel_outbox_delayed
-           (due_us, stream, event_id, topic, type, source, `key`, content_type, headers, data, traceparent)
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    )
-    .bind(not_before.0)
-    .bind(&event.stream)
-    .bind(&event.id.as_bytes()[..])
-    .bind(&event.topic)
-    .bind(&event.kind)
-    .bind(&event.source)
-    .bind(event.key.as_deref())
-    .bind(&event.content_type)
-    .bind(encoded_headers(event))
-    .bind(event.data.as_deref())
-    .bind(&event.traceparent)
-    .execute(&mut **tx)
-    .await;
-    match written {
+           (due_us, stream, event_id, topic, type, source, `key`, content_type, headers, data, traceparent) VALUES ",
+    );
+    for n in 0..events.len() {
+        sql.push_str(if n == 0 { "" } else { "," });
+        sql.push_str("(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
+    }
+    // Of one event and of full statements, not of every number of events.
+    let usual = events.len() == 1 || events.len() == AT_ONCE;
+    let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(usual);
+    for (event, not_before) in events {
+        query = query
+            .bind(not_before.0)
+            .bind(&event.stream)
+            .bind(&event.id.as_bytes()[..])
+            .bind(&event.topic)
+            .bind(&event.kind)
+            .bind(&event.source)
+            .bind(event.key.as_deref())
+            .bind(&event.content_type)
+            .bind(encoded_headers(event))
+            .bind(event.data.as_deref())
+            .bind(&event.traceparent);
+    }
+    match query.execute(&mut **tx).await {
         Ok(_) => Ok(()),
-        Err(error) if is_repeated_event(&error) => Err(event_repeated(event.id).with_source(error)),
-        Err(error) => Err(failed(error)),
+        Err(error) if is_repeated_event(&error) => {
+            let id = repeated(tx, "semel_outbox_delayed", &ids).await?;
+            Err(event_repeated(id).with_source(error))
+        }
+        Err(error) => Err(classify("enqueue_at", error)),
     }
 }
 

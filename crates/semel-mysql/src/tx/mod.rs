@@ -9,7 +9,7 @@ mod keys;
 mod outbox;
 mod transact;
 
-pub use delayed::{cancel_delayed, enqueue_at};
+pub use delayed::{cancel_delayed, enqueue_at, enqueue_many_at};
 pub use keys::{Once, OnceOptions, Pending, once};
 pub(crate) use outbox::encoded_headers;
 pub use outbox::{enqueue, enqueue_many, enqueue_new, lock_key};

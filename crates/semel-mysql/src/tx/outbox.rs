@@ -17,7 +17,7 @@ const COLUMNS: &str =
 const LOCK: &str =
     "SELECT slot FROM semel_outbox_lock WHERE slot = CONV(LEFT(SHA2(?, 256), 4), 16, 10) & 4095 FOR UPDATE";
 /// Events in one statement at most, by number and by bytes.
-const AT_ONCE: usize = 200;
+pub(super) const AT_ONCE: usize = 200;
 const BYTES_AT_ONCE: usize = 1 << 20;
 
 /// Writes an event that a relay will publish after the commit; returns its row number. Commit, and it will be sent at
@@ -63,7 +63,7 @@ pub async fn enqueue_many(
     }
     let step = step(tx).await?;
     let mut rows = Vec::with_capacity(events.len());
-    for some in statements(events) {
+    for some in statements(events, |event| event) {
         let first = insert(tx, some).await?;
         rows.extend((0..).take(some.len()).map(|n: i64| first + n * step));
     }
@@ -86,7 +86,7 @@ pub async fn enqueue_new(
     }
     let step = step(tx).await?;
     let mut rows = Vec::with_capacity(events.len());
-    for some in statements(events) {
+    for some in statements(events, |event| event) {
         match insert(tx, some).await {
             Ok(first) => rows.extend((0..).take(some.len()).map(|n: i64| Some(first + n * step))),
             // The server took back the statement, and nothing else: one after the other then.
@@ -114,12 +114,15 @@ async fn step(tx: &mut Transaction<'_, Driver>) -> Result<i64, StoreError> {
 }
 
 /// What goes into one statement each.
-fn statements(events: &[Event]) -> impl Iterator<Item = &[Event]> {
+pub(super) fn statements<'a, T>(
+    events: &'a [T],
+    event_of: impl Fn(&T) -> &Event + 'a,
+) -> impl Iterator<Item = &'a [T]> {
     let mut left = events;
     std::iter::from_fn(move || {
         let mut bytes = 0;
-        let fits = |(n, event): &(usize, &Event)| {
-            bytes += event.data.as_ref().map_or(0, Bytes::len);
+        let fits = |(n, event): &(usize, &T)| {
+            bytes += event_of(event).data.as_ref().map_or(0, Bytes::len);
             *n == 0 || *n < AT_ONCE && bytes <= BYTES_AT_ONCE
         };
         let taken = left.iter().enumerate().take_while(fits).count();
@@ -155,7 +158,8 @@ async fn insert(tx: &mut Transaction<'_, Driver>, events: &[Event]) -> Result<i6
     match query.execute(&mut **tx).await {
         Ok(done) => Ok(i64::try_from(done.last_insert_id()).unwrap_or(i64::MAX)),
         Err(error) if is_repeated_event(&error) => {
-            let id = repeated(tx, events).await?;
+            let ids: Vec<Uuid> = events.iter().map(|event| event.id).collect();
+            let id = repeated(tx, "semel_outbox", &ids).await?;
             Err(event_repeated(id).with_source(error))
         }
         Err(error) if is_taken_number(&error) => {
@@ -167,34 +171,52 @@ async fn insert(tx: &mut Transaction<'_, Driver>, events: &[Event]) -> Result<i6
     }
 }
 
-/// Which of the events was refused: the server writes ids in its own way.
-async fn repeated(tx: &mut Transaction<'_, Driver>, events: &[Event]) -> Result<Uuid, StoreError> {
-    if let [event] = events {
-        return Ok(event.id);
+/// Which of the ids was refused: the server writes them in its own way.
+pub(super) async fn repeated(
+    tx: &mut Transaction<'_, Driver>,
+    table: &str,
+    ids: &[Uuid],
+) -> Result<Uuid, StoreError> {
+    if let [id] = ids {
+        return Ok(*id);
     }
     let mut seen = HashSet::new();
-    if let Some(twice) = events.iter().find(|event| !seen.insert(event.id)) {
-        return Ok(twice.id);
+    if let Some(twice) = ids.iter().find(|id| !seen.insert(**id)) {
+        return Ok(*twice);
     }
-    let mut sql = String::from("SELECT event_id FROM semel_outbox WHERE event_id IN (''");
-    for event in events {
-        sql.push_str(",x'");
-        push_hex(&mut sql, event.id.as_bytes());
-        sql.push('\'');
-    }
-    sql.push_str(") LIMIT 1");
     // The second sees what a snapshot of the transaction's own hides. At REPEATABLE READ it locks gaps, so it comes second.
-    for sql in [sql.clone(), sql + " LOCK IN SHARE MODE"] {
-        let found: Option<Vec<u8>> = sqlx::query_scalar(AssertSqlSafe(sql))
-            .persistent(false)
-            .fetch_optional(&mut **tx)
-            .await
-            .map_err(|error| classify("enqueue", error))?;
-        if let Some(id) = found.and_then(|id| Uuid::from_slice(&id).ok()) {
+    for share in [false, true] {
+        if let Some(id) = there(tx, table, ids, share).await? {
             return Ok(id);
         }
     }
     Ok(Uuid::nil())
+}
+
+/// One of the ids that is in the table.
+pub(super) async fn there(
+    tx: &mut Transaction<'_, Driver>,
+    table: &str,
+    ids: &[Uuid],
+    share: bool,
+) -> Result<Option<Uuid>, StoreError> {
+    let mut sql = format!("SELECT event_id FROM {table} WHERE event_id IN (''");
+    for id in ids {
+        sql.push_str(",x'");
+        push_hex(&mut sql, id.as_bytes());
+        sql.push('\'');
+    }
+    sql.push_str(if share {
+        ") LIMIT 1 LOCK IN SHARE MODE"
+    } else {
+        ") LIMIT 1"
+    });
+    let found: Option<Vec<u8>> = sqlx::query_scalar(AssertSqlSafe(sql))
+        .persistent(false)
+        .fetch_optional(&mut **tx)
+        .await
+        .map_err(|error| classify("enqueue", error))?;
+    Ok(found.and_then(|id| Uuid::from_slice(&id).ok()))
 }
 
 pub(crate) fn encoded_headers(event: &Event) -> Option<String> {

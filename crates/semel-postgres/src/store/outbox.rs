@@ -23,9 +23,8 @@ use bytes::Bytes;
 use semel_core::relay::{Cursor, Mark, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Measured, Opening,
-    OutboxDesk, OutboxStore, Page, PageSize, Partitions, RESHARD_REST_MS, Rotation, ShardBacklog, StoredException,
-    StreamLimit,
-    check_stream,
+    OutboxDesk, OutboxStore, Page, PageSize, Partitions, RESHARD_REST_MS, Rotation, ShardBacklog,
+    StoredException, StreamLimit, check_stream,
 };
 use semel_core::{ErrorKind, Nonce, StoreError};
 use sqlx::postgres::PgRow;

@@ -5,9 +5,9 @@ use semel_core::{Event, StoreError, Timestamp};
 use sqlx::{Postgres as Driver, Transaction};
 use uuid::Uuid;
 
-use super::outbox::encoded_headers;
+use super::outbox::{bind, encoded_headers, failed};
 use crate::error::classify;
-use crate::gate::query;
+use crate::gate::{query, query_scalar};
 
 /// Writes an event that is not to be sent before a moment, by the database's clock. A relay moves it into the outbox
 /// when the moment has come, some hundred milliseconds later at most; from then on it is like any other. Among delayed
@@ -48,6 +48,43 @@ pub async fn enqueue_at(
         return Err(event_repeated(event.id));
     }
     Ok(())
+}
+
+/// Writes several events, each not to be sent before its moment, in one statement. All are checked before the first is
+/// written.
+///
+/// # Errors
+/// As [`enqueue_at`]. After an error of the store the transaction can only be rolled back.
+pub async fn enqueue_many_at(
+    tx: &mut Transaction<'_, Driver>,
+    events: &[(Event, Timestamp)],
+) -> Result<(), StoreError> {
+    events.iter().try_for_each(|(event, _)| event.check())?;
+    let ids: Vec<Uuid> = events.iter().map(|(event, _)| event.id).collect();
+    let sent: Option<Uuid> =
+        query_scalar("SELECT event_id FROM semel.outbox WHERE event_id = ANY ($1) ORDER BY event_id LIMIT 1")
+            .bind(ids)
+            .fetch_optional(&mut **tx)
+            .await
+            .map_err(|error| classify("enqueue_many_at", error))?;
+    if let Some(sent) = sent {
+        return Err(event_repeated(sent));
+    }
+    let many = query(
+        "INSERT INTO semel.outbox_delayed
+           (stream, event_id, topic, type, source, key, content_type, headers, data, traceparent, due)
+         SELECT stream, event_id, topic, type, source, key, content_type, headers, data, traceparent,
+           timestamptz 'epoch' + due * interval '1 microsecond'
+         FROM unnest($1::text[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::text[],
+           $8::text[], $9::bytea[], $10::text[], $11::bigint[]) WITH ORDINALITY
+           AS e(stream, event_id, topic, type, source, key, content_type, headers, data, traceparent, due, n)
+         ORDER BY n",
+    );
+    let written: Vec<&Event> = events.iter().map(|(event, _)| event).collect();
+    let due: Vec<i64> = events.iter().map(|(_, due)| due.0).collect();
+    let done = bind!(many, written).bind(due).execute(&mut **tx).await;
+    done.map(|_| ())
+        .map_err(|error| failed(&written, "enqueue_many_at", error))
 }
 
 /// Takes an event back that waits for its time; whether it still waited. Commit, and it is never sent. A relay that is

@@ -9,7 +9,7 @@ mod transact;
 mod transact_once;
 
 pub use barrier::{BARRIER_WAIT, Barrier, PendingBarrier, barrier, barrier_within};
-pub use delayed::{cancel_delayed, enqueue_at};
+pub use delayed::{cancel_delayed, enqueue_at, enqueue_many_at};
 pub(crate) use inbox::mark_many_ms;
 pub use inbox::{InboxTx, mark_many};
 pub use keys::{Once, OnceOptions, Pending, once};

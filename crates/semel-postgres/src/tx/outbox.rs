@@ -6,8 +6,7 @@ use bytes::Bytes;
 use semel_core::inbox::headers;
 use semel_core::store::event_repeated;
 use semel_core::{Event, StoreError};
-use sqlx::postgres::{PgArguments, PgDatabaseError};
-use sqlx::query::QueryAs;
+use sqlx::postgres::PgDatabaseError;
 use sqlx::{Postgres as Driver, Transaction};
 use uuid::Uuid;
 
@@ -75,7 +74,7 @@ pub async fn enqueue(tx: &mut Transaction<'_, Driver>, event: &Event) -> Result<
         .bind(event.traceparent.as_deref())
         .fetch_one(&mut **tx)
         .await
-        .map_err(|error| failed(std::slice::from_ref(event), error))
+        .map_err(|error| failed(&[event], "enqueue", error))
 }
 
 /// Writes several events in order, in one statement; returns their row numbers. All are checked before the first is
@@ -112,39 +111,45 @@ async fn insert(
     events: &[Event],
 ) -> Result<Vec<(i64, Uuid)>, StoreError> {
     events.iter().try_for_each(Event::check)?;
-    bind(query_as(sql), events)
-        .fetch_all(&mut **tx)
-        .await
-        .map_err(|error| failed(events, error))
+    let events: Vec<&Event> = events.iter().collect();
+    let rows: Result<Vec<(i64, Uuid)>, sqlx::Error> = bind!(query_as(sql), events).fetch_all(&mut **tx).await;
+    rows.map_err(|error| failed(&events, "enqueue", error))
 }
 
-fn bind<'q, O>(
-    query: QueryAs<'q, Driver, O, PgArguments>,
-    events: &'q [Event],
-) -> QueryAs<'q, Driver, O, PgArguments> {
-    let texts = |of: fn(&Event) -> &str| -> Vec<&str> { events.iter().map(of).collect() };
-    let maybe = |of: fn(&Event) -> Option<&str>| -> Vec<Option<&str>> { events.iter().map(of).collect() };
-    let bytes = |of: fn(&Event) -> Option<&Bytes>| -> Vec<Option<&[u8]>> {
-        events
-            .iter()
-            .map(|event| of(event).map(|bytes| &bytes[..]))
-            .collect()
-    };
-    query
-        .bind(texts(|event| &event.stream))
-        .bind(events.iter().map(|event| event.id).collect::<Vec<Uuid>>())
-        .bind(texts(|event| &event.topic))
-        .bind(texts(|event| &event.kind))
-        .bind(texts(|event| &event.source))
-        .bind(bytes(|event| event.key.as_ref()))
-        .bind(maybe(|event| event.content_type.as_deref()))
-        .bind(events.iter().map(encoded_headers).collect::<Vec<_>>())
-        .bind(bytes(|event| event.data.as_ref()))
-        .bind(maybe(|event| event.traceparent.as_deref()))
+/// Binds the columns of events, one array each: `stream` to `traceparent`.
+macro_rules! bind {
+    ($query:expr, $events:expr) => {{
+        let events: &[&semel_core::Event] = &$events;
+        let each = events.iter();
+        $query
+            .bind(each.clone().map(|event| &event.stream[..]).collect::<Vec<_>>())
+            .bind(each.clone().map(|event| event.id).collect::<Vec<_>>())
+            .bind(each.clone().map(|event| &event.topic[..]).collect::<Vec<_>>())
+            .bind(each.clone().map(|event| &event.kind[..]).collect::<Vec<_>>())
+            .bind(each.clone().map(|event| &event.source[..]).collect::<Vec<_>>())
+            .bind(each.clone().map(|event| event.key.as_deref()).collect::<Vec<_>>())
+            .bind(
+                each.clone()
+                    .map(|event| event.content_type.as_deref())
+                    .collect::<Vec<_>>(),
+            )
+            .bind(
+                each.clone()
+                    .map(|event| encoded_headers(event))
+                    .collect::<Vec<_>>(),
+            )
+            .bind(
+                each.clone()
+                    .map(|event| event.data.as_deref())
+                    .collect::<Vec<_>>(),
+            )
+            .bind(each.map(|event| event.traceparent.as_deref()).collect::<Vec<_>>())
+    }};
 }
+pub(super) use bind;
 
 /// Names the event where its id is what was refused.
-fn failed(events: &[Event], error: sqlx::Error) -> StoreError {
+pub(super) fn failed(events: &[&Event], operation: &'static str, error: sqlx::Error) -> StoreError {
     let refused = error
         .as_database_error()
         .and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
@@ -159,11 +164,11 @@ fn failed(events: &[Event], error: sqlx::Error) -> StoreError {
     match repeated {
         // Its text may be in the server's language; the id in it is not.
         Some(detail) => {
-            let named = |event: &&Event| detail.contains(&event.id.to_string());
+            let named = |event: &&&Event| detail.contains(&event.id.to_string());
             let id = events.iter().find(named).map_or(Uuid::nil(), |event| event.id);
             event_repeated(id).with_source(error)
         }
-        None => classify("enqueue", error),
+        None => classify(operation, error),
     }
 }
 

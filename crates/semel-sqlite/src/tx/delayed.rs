@@ -50,6 +50,21 @@ pub async fn enqueue_at(
     }
 }
 
+/// Writes several events, each not to be sent before its moment. All are checked before the first is written.
+///
+/// # Errors
+/// As [`enqueue_at`]. After an error of the store roll the transaction back: some may have been written.
+pub async fn enqueue_many_at(
+    tx: &mut Transaction<'_, Driver>,
+    events: &[(Event, Timestamp)],
+) -> Result<(), StoreError> {
+    events.iter().try_for_each(|(event, _)| event.check())?;
+    for (event, not_before) in events {
+        enqueue_at(tx, event, *not_before).await?;
+    }
+    Ok(())
+}
+
 /// Takes an event back that waits for its time; whether it still waited. Commit, and it is never sent.
 ///
 /// # Errors

@@ -10,7 +10,7 @@ mod outbox;
 mod transact;
 
 pub use barrier::{Barrier, PendingBarrier, barrier};
-pub use delayed::{cancel_delayed, enqueue_at};
+pub use delayed::{cancel_delayed, enqueue_at, enqueue_many_at};
 pub use inbox::{InboxTx, mark_many};
 pub(crate) use inbox::{hex_array, mark_many_at};
 pub use keys::{Once, OnceOptions, Pending, once};

@@ -60,6 +60,12 @@ impl Writer for Tx {
         semel_sqlite::tx::enqueue_at(&mut self.tx, event, not_before).await
     }
 
+    async fn enqueue_many_in(&mut self, events: &[(Event, i64)]) -> Result<(), StoreError> {
+        let at = |(event, ms): &(Event, i64)| (event.clone(), self.db.now().plus_ms(*ms));
+        let events: Vec<_> = events.iter().map(at).collect();
+        semel_sqlite::tx::enqueue_many_at(&mut self.tx, &events).await
+    }
+
     async fn cancel(&mut self, id: Uuid) -> Result<bool, StoreError> {
         semel_sqlite::tx::cancel_delayed(&mut self.tx, id).await
     }

@@ -89,6 +89,12 @@ impl Writer for Tx {
         tx::enqueue_at(&mut self.tx, event, at).await
     }
 
+    async fn enqueue_many_in(&mut self, events: &[(Event, i64)]) -> Result<(), StoreError> {
+        let now = self.db.now().await?;
+        let at = |(event, ms): &(Event, i64)| (event.clone(), now.plus_ms(*ms));
+        tx::enqueue_many_at(&mut self.tx, &events.iter().map(at).collect::<Vec<_>>()).await
+    }
+
     async fn cancel(&mut self, id: Uuid) -> Result<bool, StoreError> {
         tx::cancel_delayed(&mut self.tx, id).await
     }

@@ -241,3 +241,52 @@ async fn wrong_arguments_are_named() {
         .await;
     assert_eq!(rows.unwrap().get::<i64, _>(0), 0);
 }
+
+/// Of one call some wait and some do not; the ids come back in order, and an id that is there already is refused and named, or
+/// passed over.
+#[tokio::test]
+async fn some_events_of_a_call_wait_for_their_time() {
+    let (_lent, db) = fresh().await;
+    let ids: Vec<Uuid> = (0..3).map(|_| uuid_v7(&SystemClock)).collect();
+    let many = "SELECT semel.enqueue_many(ARRAY['orders'], ARRAY['placed'], key => ARRAY['k']::bytea[], event_id => $1, \
+                repeated => $2, not_before => ARRAY[now() - interval '1 minute', NULL, now() + interval '1 hour'])";
+    let call = |repeated: &'static str, ids: Vec<Uuid>| {
+        sqlx::query_scalar::<_, Uuid>(many)
+            .bind(ids)
+            .bind(repeated)
+            .fetch_all(db.pool())
+    };
+    assert_eq!(call("refuse", ids.clone()).await.unwrap(), ids);
+    assert_eq!(db.move_due("default", 10).await.unwrap().moved, 1);
+    let sent: Vec<Uuid> = events(&db).await.iter().map(|event| event.id).collect();
+    assert_eq!(sent, [ids[1], ids[0]], "the third waits");
+
+    let fresh_id = uuid_v7(&SystemClock);
+    let mixed = vec![ids[2], fresh_id, ids[0]];
+    let refused = call("refuse", mixed.clone()).await.unwrap_err();
+    let refused = refused.as_database_error().unwrap();
+    assert_eq!(refused.code().as_deref(), Some("23505"));
+    assert_eq!(call("ignore", mixed.clone()).await.unwrap(), [fresh_id]);
+    let twice = vec![uuid_v7(&SystemClock); 3];
+    assert_eq!(call("ignore", twice.clone()).await.unwrap(), twice[..1]);
+    assert!(call("refuse", vec![uuid_v7(&SystemClock); 3]).await.is_err());
+    let wrong = call("perhaps", mixed).await.unwrap_err();
+    assert_eq!(
+        wrong.as_database_error().unwrap().code().as_deref(),
+        Some("SM210")
+    );
+
+    let json: Vec<Uuid> = sqlx::query_scalar(
+        r#"SELECT semel.enqueue_many('[{"topic": "orders", "type": "placed", "not_before": "2999-01-01T00:00:00Z"},
+                                       {"topic": "orders", "type": "placed"}]'::jsonb)"#,
+    )
+    .fetch_all(db.pool())
+    .await
+    .unwrap();
+    let waits: Vec<Uuid> =
+        sqlx::query_scalar("SELECT event_id FROM semel.outbox_delayed WHERE due > '2998-01-01'")
+            .fetch_all(db.pool())
+            .await
+            .unwrap();
+    assert_eq!((json.len(), &waits[..]), (2, &json[..1]));
+}

@@ -91,6 +91,11 @@ impl Writer for Tx {
         tx::enqueue_at(&mut self.tx, event, SystemClock.now().plus_ms(ms)).await
     }
 
+    async fn enqueue_many_in(&mut self, events: &[(Event, i64)]) -> Result<(), StoreError> {
+        let at = |(event, ms): &(Event, i64)| (event.clone(), SystemClock.now().plus_ms(*ms));
+        tx::enqueue_many_at(&mut self.tx, &events.iter().map(at).collect::<Vec<_>>()).await
+    }
+
     async fn cancel(&mut self, id: Uuid) -> Result<bool, StoreError> {
         tx::cancel_delayed(&mut self.tx, id).await
     }

@@ -183,3 +183,45 @@ pub async fn movers_at_once_move_each_event_once_and_in_order(world: &World) {
         (0..60).map(|n| n.to_string()).collect::<Vec<_>>()
     );
 }
+
+/// Law: several delayed events of one call come each in its time, those of one time as they were given; one that could never
+/// be sent keeps all of them out, and an id that is there already is refused and named.
+pub async fn delayed_events_of_one_call_come_each_in_its_time_or_none_is_written(world: &World) {
+    let mut reader = world.reader().await;
+    let at = |text: &str, ms| (event("k", text), ms - 2 * HOUR_MS);
+    let given = [
+        at("2", 20),
+        at("0", 0),
+        at("3", 20),
+        at("later", 3 * HOUR_MS),
+        at("1", 10),
+    ];
+    let mut bad = given.clone();
+    bad[4].0.topic = "no such topic".to_owned();
+    let mut tx = world.begin().await;
+    tx.enqueue_many_in(&[]).await.unwrap();
+    assert!(tx.enqueue_many_in(&bad).await.is_err());
+    tx.commit().await;
+    assert_eq!(due(world, 10).await, Due::default());
+
+    let mut tx = world.begin().await;
+    tx.enqueue_many_in(&given).await.unwrap();
+    tx.commit().await;
+    let sent = event("k", "sent");
+    world.write(std::slice::from_ref(&sent)).await;
+    let fresh = || (event("k", "x"), 0);
+    let twice = fresh();
+    for (call, id) in [
+        (vec![fresh(), given[3].clone()], given[3].0.id),
+        (vec![fresh(), (sent.clone(), 0)], sent.id),
+        (vec![twice.clone(), twice.clone()], twice.0.id),
+    ] {
+        let mut tx = world.begin().await;
+        let error = tx.enqueue_many_in(&call).await.unwrap_err();
+        assert_eq!(error.code(), EVENT_REPEATED);
+        assert!(error.to_string().contains(&id.to_string()), "{error}");
+        tx.rollback().await;
+    }
+    assert_eq!(due(world, 10).await.moved, 4);
+    assert_eq!(texts(&reader.batch().await), ["sent", "0", "1", "2", "3"]);
+}

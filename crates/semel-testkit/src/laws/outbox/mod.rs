@@ -88,6 +88,7 @@ macro_rules! delayed_laws {
             a_delayed_event_belongs_to_its_transaction_and_its_id_is_taken
             an_id_that_an_open_transaction_has_written_holds_up_its_key_only
             movers_at_once_move_each_event_once_and_in_order
+            delayed_events_of_one_call_come_each_in_its_time_or_none_is_written
         );
     };
 }

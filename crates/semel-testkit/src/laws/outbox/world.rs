@@ -34,6 +34,10 @@ pub trait Writer: Send {
     async fn enqueue_in(&mut self, _event: &Event, _ms: i64) -> Result<(), StoreError> {
         panic!("this store keeps no delayed events")
     }
+    /// Writes several such events in one call.
+    async fn enqueue_many_in(&mut self, _events: &[(Event, i64)]) -> Result<(), StoreError> {
+        panic!("this store keeps no delayed events")
+    }
     /// Takes a delayed event back; whether it still waited.
     async fn cancel(&mut self, _id: Uuid) -> Result<bool, StoreError> {
         panic!("this store keeps no delayed events")
@@ -307,6 +311,13 @@ impl Writer for Memory {
 
     async fn enqueue_in(&mut self, event: &Event, ms: i64) -> Result<(), StoreError> {
         self.tx.enqueue_in(event.clone(), ms)
+    }
+
+    async fn enqueue_many_in(&mut self, events: &[(Event, i64)]) -> Result<(), StoreError> {
+        events.iter().try_for_each(|(event, _)| event.check())?;
+        events
+            .iter()
+            .try_for_each(|(event, ms)| self.tx.enqueue_in(event.clone(), *ms))
     }
 
     async fn cancel(&mut self, id: Uuid) -> Result<bool, StoreError> {
