@@ -80,6 +80,7 @@ async fn sink_alone(sink: &dyn Sink, topic: &str, rows: u32) -> Sample {
             Arc::new(OutboxRow {
                 row,
                 created_at,
+                batch_no: 0,
                 event,
             })
         })

@@ -68,6 +68,7 @@ async fn sink_alone(server: &RedisServer, rows: u32) -> Sample {
         Arc::new(OutboxRow {
             row: i64::try_from(number).unwrap(),
             created_at: SystemClock.now(),
+            batch_no: 0,
             event,
         })
     };

@@ -1,8 +1,8 @@
 //! CloudEvents 1.0 in structured mode: an event and its attributes in one JSON document, the same for every sink.
 //!
 //! Source: <https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/formats/json-format.md>. Beside the specification's own
-//! attributes stand `partitionkey` and `traceparent` (its documented extensions), `semeltopic`, and `partitionkey64` for
-//! an ordering key that is no text.
+//! attributes stand `partitionkey`, `sequence` and `traceparent` (its documented extensions), `semeltopic`, and `partitionkey64`
+//! for an ordering key that is no text.
 //!
 //! The data is lossless: JSON stays the same text (less the space around it), `text/…` in UTF-8 is a string, everything
 //! else is base64. Headers of the event are not in the document; they stay beside it.
@@ -53,6 +53,8 @@ struct Written<'a> {
     partitionkey: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     partitionkey64: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sequence: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     traceparent: Option<&'a str>,
     semeltopic: &'a str,
@@ -110,6 +112,7 @@ pub fn document(row: &OutboxRow) -> Result<Bytes, serde_json::Error> {
         datacontenttype: event.content_type.as_deref(),
         partitionkey: text,
         partitionkey64: key.filter(|_| text.is_none()).map(|key| STANDARD.encode(key)),
+        sequence: row.sequence(),
         traceparent: event.traceparent.as_deref(),
         semeltopic: &event.topic,
         data,
@@ -133,6 +136,8 @@ pub struct Document {
     pub time: Option<String>,
     /// The ordering key: `partitionkey` or `partitionkey64`.
     pub key: Option<Bytes>,
+    /// The place among the events of its key: `sequence` ([`OutboxRow::sequence`]).
+    pub sequence: Option<String>,
     /// The data's media type; `application/json` where the document names none and its data is no base64.
     pub content_type: Option<String>,
     /// `traceparent`.
@@ -153,6 +158,7 @@ struct Read {
     datacontenttype: Option<String>,
     partitionkey: Option<String>,
     partitionkey64: Option<String>,
+    sequence: Option<String>,
     traceparent: Option<String>,
     data: Option<Box<RawValue>>,
     data_base64: Option<String>,
@@ -205,6 +211,7 @@ pub fn read(document: &[u8]) -> Result<Document, String> {
         subject: read.subject,
         time: read.time,
         key,
+        sequence: read.sequence,
         content_type,
         traceparent: read.traceparent,
         data,
@@ -222,6 +229,7 @@ mod tests {
         OutboxRow {
             row: 1,
             created_at: Timestamp(1_796_083_199_999_999),
+            batch_no: 42,
             event,
         }
     }
@@ -244,7 +252,7 @@ mod tests {
         event.traceparent = Some("00-1-2-01".to_owned());
         assert_eq!(
             text(event),
-            r#"{"specversion":"1.0","id":"00000000-0000-0000-0000-000000000007","source":"/semel","type":"order.placed","time":"2026-11-30T23:59:59.999999Z","datacontenttype":"application/json; charset=utf-8","partitionkey":"k7","traceparent":"00-1-2-01","semeltopic":"orders","data":{"b": 1.0, "a":1, "a":2}}"#
+            r#"{"specversion":"1.0","id":"00000000-0000-0000-0000-000000000007","source":"/semel","type":"order.placed","time":"2026-11-30T23:59:59.999999Z","datacontenttype":"application/json; charset=utf-8","partitionkey":"k7","sequence":"0000000000000000042-0000000000000000001","traceparent":"00-1-2-01","semeltopic":"orders","data":{"b": 1.0, "a":1, "a":2}}"#
         );
     }
 

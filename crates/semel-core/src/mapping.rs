@@ -153,6 +153,7 @@ impl Sink for MappedSink {
         let row = self.mapping.apply(&OutboxRow {
             row: 0,
             created_at: Timestamp(0),
+            batch_no: 0,
             event: event.clone(),
         });
         event::check_name("topic", &row.event.topic)?;
@@ -244,6 +245,7 @@ mod tests {
         OutboxRow {
             row: 3,
             created_at: Timestamp(5),
+            batch_no: 0,
             event: Event::new(Uuid::from_u128(7), topic, "placed")
                 .with_key("k")
                 .with_data("application/json", "{}")

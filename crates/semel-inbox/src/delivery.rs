@@ -33,6 +33,9 @@ pub struct Delivery {
     pub time: Option<String>,
     /// The ordering key: CloudEvents `partitionkey`.
     pub key: Option<String>,
+    /// The place among the events of its key, to be compared byte by byte: CloudEvents `sequence`. What is not above the largest
+    /// that was taken of this key is older, or was taken before.
+    pub sequence: Option<String>,
     /// The data's media type.
     pub content_type: Option<String>,
     /// W3C trace context.
@@ -128,6 +131,7 @@ impl Delivery {
             subject: attribute(&headers, "ce-subject")?,
             time: attribute(&headers, "ce-time")?,
             key: attribute(&headers, "ce-partitionkey")?,
+            sequence: attribute(&headers, "ce-sequence")?,
             content_type,
             traceparent: text(&headers, "traceparent")?,
             headers,
@@ -157,6 +161,7 @@ impl Delivery {
             subject: document.subject,
             time: document.time,
             key,
+            sequence: document.sequence,
             content_type: document.content_type,
             traceparent: document.traceparent,
             headers,

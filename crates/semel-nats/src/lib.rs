@@ -8,6 +8,7 @@
 //! | `Nats-Msg-Id` | the event's id, or `source/id` where the source is not `/semel` (the source percent-encoded); the same on every attempt: inside its window the stream keeps the message once |
 //! | `ce-specversion`, `ce-id`, `ce-source`, `ce-type`, `ce-time` | CloudEvents 1.0, binary mode |
 //! | `ce-partitionkey` | the ordering key, where there is one |
+//! | `ce-sequence` | its place among the events of its key, where there is one |
 //! | `content-type`, `traceparent` | where there is one |
 //! | `semel-topic` | the topic, as it was given |
 //! | `semel-tombstone: 1` | the event has no data, which is not the same as empty data |

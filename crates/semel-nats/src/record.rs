@@ -37,7 +37,9 @@ pub(crate) fn check(event: &Event, subject: &str, bytes_max: usize) -> Result<()
     let taken = event.headers.iter().filter(|(name, _)| reserved(name)).count() as u64;
     let help = "rename headers called content-type, traceparent, nats-…, ce-… or semel-…";
     limits::check("header name", "names that mean something else", taken, 0, 0, help)?;
-    let headers = headers(event, Timestamp(0));
+    // As long as any.
+    let sequence = event.key.as_ref().map(|_| "0".repeat(39));
+    let headers = headers(event, Timestamp(0), sequence);
     let headers: usize = headers
         .iter()
         .flat_map(|(name, values)| {
@@ -65,10 +67,10 @@ fn message_id(event: &Event) -> String {
 
 /// The headers of a row's message.
 pub(crate) fn of_row(row: &OutboxRow) -> HeaderMap {
-    headers(&row.event, row.created_at)
+    headers(&row.event, row.created_at, row.sequence())
 }
 
-fn headers(event: &Event, at: Timestamp) -> HeaderMap {
+fn headers(event: &Event, at: Timestamp, sequence: Option<String>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.append("Nats-Msg-Id", message_id(event));
     headers.append("ce-specversion", "1.0");
@@ -79,6 +81,9 @@ fn headers(event: &Event, at: Timestamp) -> HeaderMap {
     headers.append("semel-topic", event.topic.as_str());
     if let Some(key) = &event.key {
         headers.append("ce-partitionkey", encode(key));
+    }
+    if let Some(sequence) = sequence {
+        headers.append("ce-sequence", sequence);
     }
     if let Some(content_type) = &event.content_type {
         headers.append("content-type", content_type.as_str());
@@ -162,7 +167,7 @@ mod tests {
             .with_header("a", &b"\xff"[..])
             .with_header("b", "");
         // "NATS/1.0\r\n", then a line for each value, then "\r\n".
-        let wire: usize = headers(&event, Timestamp(0))
+        let wire: usize = headers(&event, Timestamp(0), None)
             .iter()
             .flat_map(|(name, values)| {
                 values

@@ -70,6 +70,9 @@ pub(crate) fn properties(row: &OutboxRow) -> BasicProperties {
     if let Some(key) = &event.key {
         add("cloudEvents:partitionkey", text(key));
     }
+    if let Some(sequence) = row.sequence() {
+        add("cloudEvents:sequence", text(sequence.as_bytes()));
+    }
     if let Some(traceparent) = &event.traceparent {
         add("traceparent", text(traceparent.as_bytes()));
     }

@@ -11,6 +11,7 @@
 //! | `webhook-signature` | where there are [`secrets`](WebhookConfig::secrets): `v1,…`, one for each, over id, time and body ([`signature`](semel_core::signature)) |
 //! | `ce-specversion`, `ce-id`, `ce-source`, `ce-type`, `ce-time` | CloudEvents |
 //! | `ce-partitionkey` | the ordering key, where there is one |
+//! | `ce-sequence` | its place among the events of its key, where there is one |
 //! | `content-type` | the data's media type, where there is one |
 //! | `traceparent` | the event's trace context, where there is one |
 //! | `semel-topic` | the topic, as it was given |

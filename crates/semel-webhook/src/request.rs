@@ -39,6 +39,9 @@ pub(crate) fn request(
     if let Some(key) = &event.key {
         request = request.header("ce-partitionkey", encode(key));
     }
+    if let Some(sequence) = row.sequence() {
+        request = request.header("ce-sequence", sequence);
+    }
     if let Some(content_type) = &event.content_type {
         request = request.header(CONTENT_TYPE, HeaderValue::from_bytes(content_type.as_bytes())?);
     }
@@ -142,6 +145,7 @@ mod tests {
         let row = OutboxRow {
             row: 4,
             created_at: Timestamp(1_796_083_199_999_999),
+            batch_no: 0,
             event,
         };
         request(&target, &row, Timestamp(1_796_083_200_500_000)).unwrap()
@@ -194,6 +198,7 @@ mod tests {
         let row = OutboxRow {
             row: 4,
             created_at: Timestamp(0),
+            batch_no: 0,
             event: Event::new(Uuid::from_u128(7), "t", "x").with_data("text/plain", "a\0\n"),
         };
         let now = Timestamp(1_796_083_200_000_000);

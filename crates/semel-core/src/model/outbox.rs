@@ -247,6 +247,7 @@ impl MemoryTransaction {
         self.rows.push(OutboxRow {
             row: inner.last_id,
             created_at: self.outbox.clock.now(),
+            batch_no: 0,
             event,
         });
         Ok(inner.last_id)
@@ -545,7 +546,7 @@ impl OutboxStore for MemoryOutbox {
         shard.cursor = save.apply();
         let cursor = shard.cursor.clone();
         for (exception, row) in copies {
-            inner.exceptions.entry(exception.row).or_insert_with(|| DeskRow {
+            let kept = inner.exceptions.entry(exception.row).or_insert_with(|| DeskRow {
                 stored: StoredException {
                     shard: lease.shard.clone(),
                     exception,
@@ -556,6 +557,8 @@ impl OutboxStore for MemoryOutbox {
                 edits: 0,
                 taken: 0,
             });
+            // Read once more after a rescan, its place is behind those of its key that were sent again.
+            kept.stored.row.row.batch_no = save.from.batch_no;
         }
         Ok(Guarded::Done(cursor))
     }
@@ -605,6 +608,7 @@ impl OutboxStore for MemoryOutbox {
             let row_of = OutboxRow {
                 row,
                 created_at,
+                batch_no: 0,
                 event,
             };
             inner.rows.insert(row, (commit, row_of));

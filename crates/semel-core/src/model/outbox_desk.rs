@@ -7,7 +7,7 @@ use super::MemoryOutbox;
 use super::outbox::{Inner, commit_of};
 use crate::error::StoreError;
 use crate::host::Timestamp;
-use crate::relay::{DeskRefusal, LogCopy, Mark, ShardId, ShardLease, decide};
+use crate::relay::{DeskRefusal, LogCopy, Mark, ShardId, ShardLease, after_restore, decide};
 use crate::store::{
     DeskChange, DeskEntry, DeskQuery, DeskRequest, DeskRow, Exception, ExceptionKind, Guarded, KeptRow,
     KeptState, OutboxDesk, OutboxRow, PageRow, PageSize, REPLAY_HEADER, REPLAY_REASON, RedriveSave, Replay,
@@ -243,7 +243,7 @@ impl OutboxDesk for MemoryOutbox {
                 shard.until = Timestamp(i64::MIN);
                 let cursor = &mut shard.cursor;
                 (cursor.prev, cursor.open, cursor.last_id) = (Mark::new("0"), None, 0);
-                cursor.batch_no += 1;
+                cursor.batch_no = after_restore(cursor.batch_no, now);
                 cursor.version += 1;
                 cursor.suspect = None;
                 cursor.log = cursor.log.map(|_| LogCopy::Rebind);
@@ -299,6 +299,7 @@ impl OutboxDesk for MemoryOutbox {
                 let row = OutboxRow {
                     row: id,
                     created_at: now,
+                    batch_no: 0,
                     event: copy,
                 };
                 inner.rows.insert(id, (commit, row));
@@ -328,6 +329,7 @@ impl OutboxDesk for MemoryOutbox {
                         row: OutboxRow {
                             row: number,
                             created_at,
+                            batch_no: 0,
                             event: copy,
                         },
                         barred: None,

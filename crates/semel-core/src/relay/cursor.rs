@@ -8,6 +8,7 @@ use bytes::Bytes;
 use super::log::LogCopy;
 use crate::claim::Nonce;
 use crate::event::SLOTS;
+use crate::host::Timestamp;
 
 /// A set of rows that were visible at one moment, in the store's own words: a snapshot on PostgreSQL, a row number on
 /// SQLite. Only the store that made it can read it; nobody else compares marks but for equality.
@@ -61,6 +62,14 @@ pub struct Cursor {
     /// What is known here of the log that holds the cursor itself, where events are published in its transactions (rule
     /// O20).
     pub log: Option<LogCopy>,
+}
+
+/// The [`Cursor::batch_no`] of a cursor that is put back to the beginning, because its store was restored or copied: above
+/// all that the store gave out before it was (rule O16). A counter never gets as far as the time in microseconds, and the next
+/// restore comes later.
+#[must_use]
+pub fn after_restore(batch_no: i64, now: Timestamp) -> i64 {
+    batch_no.saturating_add(1).max(now.0)
 }
 
 /// One shard of a stream.

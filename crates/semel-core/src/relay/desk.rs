@@ -185,6 +185,7 @@ mod tests {
                     row: OutboxRow {
                         row: number,
                         created_at: Timestamp(0),
+                        batch_no: 0,
                         event,
                     },
                     barred: None,

@@ -381,7 +381,8 @@ impl Machine {
 
     fn admit(&mut self, page: Page) {
         self.reading.all = !page.more;
-        for page_row in page.rows {
+        for mut page_row in page.rows {
+            page_row.row.batch_no = self.cursor.batch_no;
             let row = page_row.row.row;
             let key = page_row.row.event.key.clone();
             let barred = page_row.barred.clone();

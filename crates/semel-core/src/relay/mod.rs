@@ -57,7 +57,7 @@ mod tests;
 
 pub use command::{Command, End, Input, Pause, PauseKind, StoreCall};
 pub use counters::Counters;
-pub use cursor::{Cursor, Epoch, Mark, OwnedShard, ShardId, ShardLease, Slots, Takeovers};
+pub use cursor::{Cursor, Epoch, Mark, OwnedShard, ShardId, ShardLease, Slots, Takeovers, after_restore};
 pub use desk::{DeskRefusal, bytes_json, decide, event_json, note_text};
 pub use log::{Discord, LogCopy, LogPlace};
 pub use machine::Machine;

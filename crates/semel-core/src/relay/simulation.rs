@@ -487,7 +487,7 @@ impl World {
         for id in self.committed.keys() {
             prop_assert!(seen.contains(id) || excepted.contains(id), "lost: {}", id);
         }
-        Ok(())
+        self.check_places(self.log.rows().iter().map(|row| &**row), &BTreeSet::new())
     }
 
     fn check(&self) -> Result<(), TestCaseError> {
@@ -520,6 +520,39 @@ impl World {
         for id in self.committed.keys() {
             prop_assert!(seen.contains(id) || self.dropped.contains(id), "lost: {}", id);
         }
+        self.check_places(self.arrived.iter().map(|row| &**row), &excepted)
+    }
+
+    /// Rule O16: an event has one place, whoever sends it and how often; and a consumer that remembers of each key only the
+    /// largest place, and refuses what is not above it, takes each event once and in order.
+    fn check_places<'a>(
+        &self,
+        rows: impl Iterator<Item = &'a OutboxRow>,
+        excepted: &BTreeSet<Uuid>,
+    ) -> Result<(), TestCaseError> {
+        let mut places: HashMap<Uuid, String> = HashMap::new();
+        let mut largest: HashMap<usize, String> = HashMap::new();
+        let mut taken: HashMap<usize, Vec<i64>> = HashMap::new();
+        for row in rows {
+            let id = row.event.id;
+            let place = row.sequence().unwrap();
+            let first = places.entry(id).or_insert_with(|| place.clone());
+            prop_assert_eq!(&*first, &place, "{} has two places", id);
+            let key = self.committed[&id];
+            if largest.get(&key).is_some_and(|largest| *largest >= place) {
+                continue;
+            }
+            largest.insert(key, place);
+            if !excepted.contains(&id) {
+                taken.entry(key).or_default().push(row.row);
+            }
+        }
+        for (key, rows) in &taken {
+            prop_assert!(rows.is_sorted(), "key {}: {:?}", key, rows);
+        }
+        let all = places.keys().filter(|id| !excepted.contains(*id)).count();
+        let taken: usize = taken.values().map(Vec::len).sum();
+        prop_assert_eq!(taken, all, "refused as older, and it was not");
         Ok(())
     }
 }

@@ -21,6 +21,7 @@ use crate::store::{OutboxRow, SinkError, SinkErrorClass};
 /// # let row = |n: i64, key: &'static str| Arc::new(OutboxRow {
 /// #     row: n,
 /// #     created_at: Timestamp(0),
+/// #     batch_no: 0,
 /// #     event: Event::new(uuid::Uuid::from_u128(7), "t", "e").with_key(key),
 /// # });
 /// let rows = [row(1, "a"), row(2, "a"), row(3, "b")];
@@ -133,6 +134,7 @@ mod tests {
             Arc::new(OutboxRow {
                 row: n as i64,
                 created_at: Timestamp(0),
+                batch_no: 0,
                 event,
             })
         };

@@ -156,6 +156,7 @@ mod tests {
             row: OutboxRow {
                 row,
                 created_at: Timestamp(7),
+                batch_no: 0,
                 event: Event::new(Uuid::from_u128(row.unsigned_abs().into()), "t", "e").with_data("", data),
             },
             barred: None,

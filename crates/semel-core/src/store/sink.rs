@@ -19,8 +19,31 @@ pub struct OutboxRow {
     pub row: i64,
     /// When it was written, by the store's clock. CloudEvents `time`.
     pub created_at: Timestamp,
+    /// The batch in which a relay read it first; 0 where that is not known, as of what is sent again by a replay.
+    pub batch_no: i64,
     /// The event.
     pub event: Event,
+}
+
+impl OutboxRow {
+    /// The event's place among those of its key, as text that is compared byte by byte: CloudEvents `sequence` on every sink
+    /// (rule O16). `None` for an event without a key, which has no order.
+    ///
+    /// # Guarantees
+    /// - An event has the same place every time it is sent: again after a crash, by another owner, or after it was set aside.
+    ///   Only a rescan, or an adoption after a restore, gives every event a new one, above all that went before.
+    /// - Of two events of a key whose writers took turns, the later one's is larger, whatever becomes of the shards. So a
+    ///   consumer that remembers the largest place of each key, and refuses what is not above it, takes each event once and
+    ///   never an older one after a newer one.
+    ///
+    /// # Not guaranteed
+    /// Places have gaps: that none was missed cannot be seen. An event that was left out (`skip`) and is sent again later has the place
+    /// that it had, below those that were sent meanwhile; so has a replay under the same ids (rather below all).
+    #[must_use]
+    pub fn sequence(&self) -> Option<String> {
+        self.event.key.as_ref()?;
+        Some(format!("{:019}-{:019}", self.batch_no.max(0), self.row.max(0)))
+    }
 }
 
 /// How a sink keeps the order of a key.

@@ -17,8 +17,8 @@ fn reserved(name: &str) -> bool {
 
 /// About how long the record is, rather more than less: what surrounds it is counted generously.
 fn bytes(event: &Event) -> usize {
-    // Names, id and time of the binding; the record's own fields; the batch that it may be alone in.
-    const AROUND: usize = 300;
+    // Names, id, time and sequence of the binding; the record's own fields; the batch that it may be alone in.
+    const AROUND: usize = 360;
     const AROUND_HEADER: usize = 10;
     let headers: usize = event
         .headers
@@ -73,12 +73,15 @@ pub(crate) fn headers(row: &OutboxRow) -> OwnedHeaders {
             value: Some(value),
         })
     };
-    let mut headers = OwnedHeaders::new_with_capacity(8 + event.headers.len());
+    let mut headers = OwnedHeaders::new_with_capacity(9 + event.headers.len());
     headers = add(headers, "ce_specversion", b"1.0");
     headers = add(headers, "ce_id", event.id.to_string().as_bytes());
     headers = add(headers, "ce_source", event.source.as_bytes());
     headers = add(headers, "ce_type", event.kind.as_bytes());
     headers = add(headers, "ce_time", row.created_at.rfc3339().as_bytes());
+    if let Some(sequence) = row.sequence() {
+        headers = add(headers, "ce_sequence", sequence.as_bytes());
+    }
     if let Some(content_type) = &event.content_type {
         headers = add(headers, "content-type", content_type.as_bytes());
     }

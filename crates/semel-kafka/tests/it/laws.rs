@@ -91,6 +91,7 @@ impl Bed {
         Arrived {
             event,
             time: text("ce_time"),
+            sequence: optional("ce_sequence"),
         }
     }
 }

@@ -19,6 +19,7 @@ fn row(topic: &str, n: u32, key: &str, data: impl Into<Bytes>) -> Arc<OutboxRow>
     Arc::new(OutboxRow {
         row: i64::from(n),
         created_at: Timestamp(1_000_000),
+        batch_no: 0,
         event,
     })
 }
@@ -71,6 +72,7 @@ async fn a_record_is_a_cloud_event_byte_for_byte() {
             Arc::new(OutboxRow {
                 row: 1,
                 created_at: Timestamp(1_000_000),
+                batch_no: 0,
                 event,
             })
         })
@@ -88,6 +90,7 @@ async fn a_record_is_a_cloud_event_byte_for_byte() {
         ("ce_source", b"/shop"),
         ("ce_type", b"order.placed"),
         ("ce_time", b"1970-01-01T00:00:01.000000Z"),
+        ("ce_sequence", b"0000000000000000000-0000000000000000001"),
         ("content-type", b"application/octet-stream"),
         ("traceparent", b"00-1-2-01"),
         ("a", b"\x01"),

@@ -125,6 +125,8 @@ CREATE TABLE IF NOT EXISTS semel_outbox_exception (
   asked        VARCHAR(7) CHARACTER SET ascii COLLATE ascii_bin,
   taken        BIGINT NOT NULL DEFAULT 0,
   edits        BIGINT NOT NULL DEFAULT 0,
+  -- The batch in which it was read last; 0 where it is sent again by a replay.
+  batch_no     BIGINT NOT NULL DEFAULT 0,
   CONSTRAINT semel_outbox_exception_kind CHECK (kind IN ('parked', 'behind', 'skipped')),
   CONSTRAINT semel_outbox_exception_asked CHECK (asked IN ('retry', 'drop', 'release')),
   KEY semel_outbox_exception_stream (stream, shard, id),

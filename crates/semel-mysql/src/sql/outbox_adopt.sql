@@ -8,7 +8,9 @@ INSERT INTO semel_outbox (id, stream, event_id, topic, type)
     UNION ALL SELECT row_id FROM semel_outbox_home) AS known;
 UPDATE semel_outbox_home SET row_id = (SELECT MAX(id) FROM semel_outbox WHERE LEFT(event_id, 8) = x'73656d656c000001')
   WHERE one = 1;
-UPDATE semel_outbox_shard SET prev_mark = '0', open_mark = NULL, last_id = 0, batch_no = batch_no + 1,
+-- The number of batches is above all that was given out before: places of events among those of their key never go back.
+UPDATE semel_outbox_shard SET prev_mark = '0', open_mark = NULL, last_id = 0,
+  batch_no = GREATEST(batch_no + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6))),
   version = version + 1, suspect = NULL, log = IF(log IS NULL, NULL, 'rebind');
 -- A mark of the former table is not used: the next one is set.
 UPDATE semel_outbox_reshard SET hold_until_us = 0;

@@ -22,8 +22,8 @@ use bytes::Bytes;
 use semel_core::relay::{Cursor, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, KeyStore, Measured,
-    Opening, OutboxDesk, OutboxStore, Page, PageSize, ShardBacklog, StoredException, StreamLimit, check_stream,
-    exception_repeated,
+    Opening, OutboxDesk, OutboxStore, Page, PageSize, ShardBacklog, StoredException, StreamLimit,
+    check_stream, exception_repeated,
 };
 use semel_core::{ErrorKind, StoreError, Timestamp};
 use sqlx::{AssertSqlSafe, Row as _, Transaction};
@@ -311,18 +311,20 @@ impl OutboxStore for Mysql {
         }
         for it in &save.exceptions {
             let sql = format!(
-                "INSERT INTO semel_outbox_exception (id, shard, kind, attempts, reason, since_us, stream, slot, event_id,
+                "INSERT INTO semel_outbox_exception (id, shard, kind, attempts, reason, since_us, batch_no, stream, slot, event_id,
                    topic, type, source, `key`, content_type, headers, data, traceparent, created_at)
-                 SELECT id, ?, ?, ?, ?, {NOW}, stream, slot, event_id, topic, type, source, `key`, content_type,
+                 SELECT id, ?, ?, ?, ?, {NOW}, ?, stream, slot, event_id, topic, type, source, `key`, content_type,
                    headers, data, traceparent, created_at
                  FROM semel_outbox WHERE id = ? ON DUPLICATE KEY UPDATE shard =
-                   IF(semel_outbox_exception.event_id = VALUES(event_id), semel_outbox_exception.shard, NULL)"
+                   IF(semel_outbox_exception.event_id = VALUES(event_id), semel_outbox_exception.shard, NULL),
+                   batch_no = VALUES(batch_no)"
             );
             sqlx::query(AssertSqlSafe(sql))
                 .bind(lease.shard.index)
                 .bind(it.kind.as_str())
                 .bind(it.attempts)
                 .bind(&it.reason)
+                .bind(save.from.batch_no)
                 .bind(it.row)
                 .execute(&mut *tx)
                 .await
@@ -342,7 +344,7 @@ impl OutboxStore for Mysql {
         limit: u32,
     ) -> Result<Vec<StoredException>, StoreError> {
         let sql = format!(
-            "SELECT o.shard, o.kind, o.attempts, o.reason, o.since_us, {EVENT} FROM semel_outbox_exception o
+            "SELECT o.shard, o.kind, o.attempts, o.reason, o.batch_no, o.since_us, {EVENT} FROM semel_outbox_exception o
              WHERE o.stream = ? AND o.id > ? ORDER BY o.id LIMIT ?"
         );
         let rows = sqlx::query(AssertSqlSafe(sql))

@@ -121,7 +121,8 @@ impl Mysql {
             adopt(&mut tx).await?;
         }
         sqlx::query(
-            "UPDATE semel_outbox_shard SET prev_mark = '0', open_mark = NULL, last_id = 0, batch_no = batch_no + 1,
+            "UPDATE semel_outbox_shard SET prev_mark = '0', open_mark = NULL, last_id = 0,
+               batch_no = GREATEST(batch_no + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6))),
                version = version + 1, epoch = epoch + 1, nonce = NULL, owner = '', until_us = 0, suspect = NULL,
                log = IF(log IS NULL, NULL, 'rebind')
              WHERE ? IS NULL OR stream = ?",

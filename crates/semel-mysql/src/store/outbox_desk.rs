@@ -23,7 +23,7 @@ use crate::error::{autocommit_failed, classify};
 use crate::tx::encoded_headers;
 
 /// The columns that [`desk_row`] reads, of the table `o`.
-const DESK: &str = "o.shard, o.kind, o.attempts, o.reason, o.since_us, o.asked, o.edits, o.taken";
+const DESK: &str = "o.batch_no, o.shard, o.kind, o.attempts, o.reason, o.since_us, o.asked, o.edits, o.taken";
 /// What a list is made of.
 const LISTED: &str = "kind IN ('parked', 'behind') AND `key` IS NOT NULL";
 /// How often a change looks again for the shard of its row, which may be given another one meanwhile.

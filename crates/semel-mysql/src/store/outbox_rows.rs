@@ -149,6 +149,7 @@ pub(super) fn page_row(row: &MySqlRow) -> Result<PageRow, StoreError> {
             row: OutboxRow {
                 row: number(row, "id")?,
                 created_at: Timestamp(number(row, "created_at")?),
+                batch_no: 0,
                 event,
             },
             barred,
@@ -157,10 +158,12 @@ pub(super) fn page_row(row: &MySqlRow) -> Result<PageRow, StoreError> {
     read().map_err(|error| classify("read row", error))
 }
 
+/// A row of the exceptions: [`EVENT`], and what is known of it there.
 pub(super) fn exception(row: &MySqlRow) -> Result<StoredException, StoreError> {
-    let page_row = page_row(row)?;
-    let read = || -> Result<StoredException, sqlx::Error> {
+    let mut page_row = page_row(row)?;
+    let mut read = || -> Result<StoredException, sqlx::Error> {
         let kind = text(row, "kind")?.unwrap_or_default();
+        page_row.row.batch_no = number(row, "batch_no")?;
         Ok(StoredException {
             shard: ShardId {
                 stream: page_row.row.event.stream.clone(),

@@ -99,6 +99,7 @@ fn decode(headers: &HeaderMap, payload: Bytes) -> Arrived {
     Arrived {
         event,
         time: plain("ce-time").unwrap(),
+        sequence: plain("ce-sequence"),
     }
 }
 

@@ -173,6 +173,8 @@ CREATE TABLE semel.outbox_exception (
   data         bytea,
   traceparent  text,
   created_at   timestamptz NOT NULL,
+  -- The batch in which it was read last; 0 where it is sent again by a replay.
+  batch_no     bigint NOT NULL DEFAULT 0,
   -- What a person asked of it, for its shard's owner to carry out; how often owners took it for that.
   asked        text CHECK (asked IN ('retry', 'drop', 'release')),
   taken        integer NOT NULL DEFAULT 0,
@@ -214,7 +216,9 @@ BEGIN
   LOCK TABLE semel.outbox_shard IN EXCLUSIVE MODE; -- their map may be just being replaced
   UPDATE semel.outbox SET xid = pg_current_xact_id();
   GET DIAGNOSTICS n = ROW_COUNT;
-  UPDATE semel.outbox_shard SET prev = '1:1:', open = NULL, last_id = 0, batch_no = batch_no + 1,
+  UPDATE semel.outbox_shard SET prev = '1:1:', open = NULL, last_id = 0,
+    -- Above all that was given out before a restore: places of events among those of their key never go back.
+    batch_no = greatest(batch_no + 1, semel.created_us(clock_timestamp())),
     version = version + 1, epoch = epoch + 1, nonce = NULL, owner = '', until = '-infinity', suspect = NULL,
     log = CASE WHEN log IS NULL THEN NULL ELSE 'rebind' END;
   -- A mark of the former home is not used: the next one is set when this one has rested.

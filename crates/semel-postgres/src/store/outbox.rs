@@ -317,17 +317,18 @@ impl OutboxStore for Postgres {
         }
         for it in &save.exceptions {
             query(
-                "INSERT INTO semel.outbox_exception (id, shard, kind, attempts, reason, stream, slot, event_id,
+                "INSERT INTO semel.outbox_exception (id, shard, kind, attempts, reason, batch_no, stream, slot, event_id,
                    topic, type, source, key, content_type, headers, data, traceparent, created_at)
-                 SELECT id, $2, $3, $4, $5, stream, slot, event_id, topic, type, source, key, content_type,
+                 SELECT id, $2, $3, $4, $5, $6, stream, slot, event_id, topic, type, source, key, content_type,
                    headers, data, traceparent, created_at
-                 FROM semel.outbox WHERE id = $1 ON CONFLICT (id) DO NOTHING",
+                 FROM semel.outbox WHERE id = $1 ON CONFLICT (id) DO UPDATE SET batch_no = EXCLUDED.batch_no",
             )
             .bind(it.row)
             .bind(i32::from(lease.shard.index))
             .bind(it.kind.as_str())
             .bind(i64::from(it.attempts))
             .bind(&it.reason)
+            .bind(save.from.batch_no)
             .execute(&mut *tx)
             .await
             .map_err(failed)?;
@@ -343,7 +344,7 @@ impl OutboxStore for Postgres {
         limit: u32,
     ) -> Result<Vec<StoredException>, StoreError> {
         let sql = format!(
-            "SELECT shard, kind, attempts, reason, semel.us(since) AS since_us, {EVENT} FROM semel.outbox_exception
+            "SELECT shard, kind, attempts, reason, batch_no, semel.us(since) AS since_us, {EVENT} FROM semel.outbox_exception
              WHERE stream = $1 AND id > $2 ORDER BY id LIMIT $3"
         );
         let rows = query(AssertSqlSafe(sql))

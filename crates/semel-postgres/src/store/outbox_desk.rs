@@ -20,7 +20,8 @@ use crate::gate::{query, query_as, query_scalar};
 use crate::tx::encoded_headers;
 
 /// The columns that [`desk_row`] reads.
-const DESK: &str = "shard, kind, attempts, reason, semel.us(since) AS since_us, asked, edits, taken";
+const DESK: &str =
+    "batch_no, shard, kind, attempts, reason, semel.us(since) AS since_us, asked, edits, taken";
 /// What a list is made of.
 const LISTED: &str = "kind IN ('parked', 'behind') AND key IS NOT NULL";
 /// How long a rescan waits for writers before it gives up: those that come after it wait behind it.
@@ -443,7 +444,8 @@ impl OutboxDesk for Postgres {
                 return Err(StoreError::new(ErrorKind::IdentityChanged, "rescan", text));
             }
             query(
-                "UPDATE semel.outbox_shard SET prev = '1:1:', open = NULL, last_id = 0, batch_no = batch_no + 1,
+                "UPDATE semel.outbox_shard SET prev = '1:1:', open = NULL, last_id = 0,
+                   batch_no = greatest(batch_no + 1, semel.created_us(clock_timestamp())),
                    version = version + 1, epoch = epoch + 1, nonce = NULL, owner = '', until = '-infinity', suspect = NULL,
                    log = CASE WHEN log IS NULL THEN NULL ELSE 'rebind' END
                  WHERE stream = $1",

@@ -137,6 +137,7 @@ pub(super) fn page_row(row: &PgRow) -> Result<PageRow, StoreError> {
             row: OutboxRow {
                 row: row.try_get("id")?,
                 created_at,
+                batch_no: 0,
                 event,
             },
             barred,
@@ -145,11 +146,13 @@ pub(super) fn page_row(row: &PgRow) -> Result<PageRow, StoreError> {
     read().map_err(|error| classify("read row", error))
 }
 
+/// A row of the exceptions: [`EVENT`], and what is known of it there.
 pub(super) fn exception(row: &PgRow) -> Result<StoredException, StoreError> {
-    let page_row = page_row(row)?;
-    let read = || -> Result<StoredException, sqlx::Error> {
+    let mut page_row = page_row(row)?;
+    let mut read = || -> Result<StoredException, sqlx::Error> {
         let kind: String = row.try_get("kind")?;
         let (index, attempts): (i32, i64) = (row.try_get("shard")?, row.try_get("attempts")?);
+        page_row.row.batch_no = row.try_get("batch_no")?;
         Ok(StoredException {
             shard: ShardId {
                 stream: page_row.row.event.stream.clone(),

@@ -101,6 +101,7 @@ fn decode(message: &BasicGetMessage) -> Arrived {
     Arrived {
         event,
         time: string("cloudEvents:time").unwrap(),
+        sequence: string("cloudEvents:sequence"),
     }
 }
 

@@ -20,6 +20,7 @@ fn row(topic: &str, n: u32, key: &str) -> Arc<OutboxRow> {
     Arc::new(OutboxRow {
         row: i64::from(n),
         created_at: Timestamp(0),
+        batch_no: 0,
         event,
     })
 }

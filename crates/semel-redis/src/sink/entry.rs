@@ -28,7 +28,7 @@ impl How {
 /// The command that appends a row to its stream.
 pub(super) fn command(how: &How, stream: &str, row: &OutboxRow) -> Cmd {
     let event = &row.event;
-    let mut command = Cmd::with_capacity(20 + 2 * event.headers.len(), bytes(event) + 512);
+    let mut command = Cmd::with_capacity(22 + 2 * event.headers.len(), bytes(event) + 512);
     command.arg("XADD").arg(stream);
     if !how.create {
         command.arg("NOMKSTREAM");
@@ -46,6 +46,9 @@ pub(super) fn command(how: &How, stream: &str, row: &OutboxRow) -> Cmd {
     command.arg("ce_time").arg(row.created_at.rfc3339());
     if let Some(key) = &event.key {
         command.arg("ce_partitionkey").arg(&key[..]);
+    }
+    if let Some(sequence) = row.sequence() {
+        command.arg("ce_sequence").arg(sequence);
     }
     command.arg("topic").arg(&event.topic);
     if let Some(content_type) = &event.content_type {
@@ -93,6 +96,7 @@ mod tests {
         let row = OutboxRow {
             row: 1,
             created_at: Timestamp(0),
+            batch_no: 0,
             event,
         };
         let command = command(how, &how.stream(&row.event.topic), &row);
@@ -119,7 +123,7 @@ mod tests {
             .with_header("a", "1")
             .with_header("b", "");
         event.traceparent = Some("00-1-2-01".to_owned());
-        let expected: [&[u8]; 33] = [
+        let expected: [&[u8]; 35] = [
             b"XADD",
             b"events:{orders}",
             b"NOMKSTREAM",
@@ -139,6 +143,8 @@ mod tests {
             b"1970-01-01T00:00:00.000000Z",
             b"ce_partitionkey",
             &[0xff, 0],
+            b"ce_sequence",
+            b"0000000000000000000-0000000000000000001",
             b"topic",
             b"orders",
             b"content-type",

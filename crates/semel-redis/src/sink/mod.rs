@@ -81,7 +81,7 @@ impl RedisSinkConfig {
 /// - Every part of an event arrives as it was, headers in order with repeats and bytes.
 ///
 /// # In a stream
-/// Fields: `ce_specversion`, `ce_id`, `ce_source`, `ce_type`, `ce_time`, `ce_partitionkey` (the ordering key, as bytes),
+/// Fields: `ce_specversion`, `ce_id`, `ce_source`, `ce_type`, `ce_time`, `ce_partitionkey` (the ordering key, as bytes), `ce_sequence`,
 /// `topic`, `content-type`, `traceparent`, `data` (not there for a tombstone), and `h:NAME` for each header. Fields may repeat: a
 /// client that reads entries into a map keeps one of them.
 ///

@@ -88,6 +88,7 @@ mod tests {
             Arc::new(OutboxRow {
                 row: 1,
                 created_at: Timestamp(0),
+                batch_no: 0,
                 event,
             })
         };

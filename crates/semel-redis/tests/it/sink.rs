@@ -20,6 +20,7 @@ fn row(number: u32, key: &str, topic: &str) -> Arc<OutboxRow> {
     Arc::new(OutboxRow {
         row: number.into(),
         created_at: Timestamp(0),
+        batch_no: 0,
         event: Event::new(Uuid::from_u128(number.into()), topic, "t")
             .with_key(key.to_owned())
             .with_data("text/plain", number.to_string()),
@@ -81,6 +82,7 @@ async fn every_byte_of_an_event_arrives() {
     let row = Arc::new(OutboxRow {
         row: 1,
         created_at: Timestamp(1),
+        batch_no: 0,
         event,
     });
     sink(&url).publish_many(&[row], LONG).await.remove(0).unwrap();

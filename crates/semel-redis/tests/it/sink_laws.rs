@@ -77,6 +77,7 @@ fn decode(stream: &str, fields: &[Vec<u8>]) -> Arrived {
     Arrived {
         event,
         time: text("ce_time").unwrap(),
+        sequence: text("ce_sequence"),
     }
 }
 

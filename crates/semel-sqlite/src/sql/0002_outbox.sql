@@ -102,6 +102,8 @@ CREATE TABLE semel_outbox_exception (
   data         BLOB,
   traceparent  TEXT,
   created_at   INTEGER NOT NULL,
+  -- The batch in which it was read last; 0 where it is sent again by a replay.
+  batch_no     INTEGER NOT NULL DEFAULT 0,
   -- What a person asked of it, for its shard's owner to carry out; how often owners took it for that.
   asked        TEXT CHECK (asked IN ('retry', 'drop', 'release')),
   taken        INTEGER NOT NULL DEFAULT 0,

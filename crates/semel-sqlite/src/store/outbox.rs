@@ -285,11 +285,12 @@ impl OutboxStore for Sqlite {
         let now = self.now().0;
         for it in &save.exceptions {
             let done = sqlx::query(
-                "INSERT INTO semel_outbox_exception (id, shard, kind, attempts, reason, since, stream, slot, event_id,
+                "INSERT INTO semel_outbox_exception (id, shard, kind, attempts, reason, since, batch_no, stream, slot, event_id,
                    topic, type, source, key, content_type, headers, data, traceparent, created_at)
-                 SELECT id, ?2, ?3, ?4, ?5, ?6, stream, slot, event_id, topic, type, source, key, content_type,
+                 SELECT id, ?2, ?3, ?4, ?5, ?6, ?7, stream, slot, event_id, topic, type, source, key, content_type,
                    headers, data, traceparent, created_at
-                 FROM semel_outbox WHERE id = ?1 ON CONFLICT (id) DO NOTHING",
+                 FROM semel_outbox WHERE id = ?1 ON CONFLICT (id) DO UPDATE SET batch_no = excluded.batch_no
+                 WHERE semel_outbox_exception.event_id = excluded.event_id",
             )
             .bind(it.row)
             .bind(lease.shard.index)
@@ -297,6 +298,7 @@ impl OutboxStore for Sqlite {
             .bind(it.attempts)
             .bind(&it.reason)
             .bind(now)
+            .bind(save.from.batch_no)
             .execute(&mut *tx)
             .await
             .map_err(failed)?;
@@ -326,7 +328,7 @@ impl OutboxStore for Sqlite {
         limit: u32,
     ) -> Result<Vec<StoredException>, StoreError> {
         let sql = format!(
-            "SELECT shard, kind, attempts, reason, since, {EVENT} FROM semel_outbox_exception
+            "SELECT shard, kind, attempts, reason, batch_no, since, {EVENT} FROM semel_outbox_exception
              WHERE stream = ?1 AND id > ?2 ORDER BY id LIMIT ?3"
         );
         let rows = sqlx::query(AssertSqlSafe(sql))

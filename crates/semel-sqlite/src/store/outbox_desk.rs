@@ -20,7 +20,7 @@ use crate::error::classify;
 use crate::tx::encoded_headers;
 
 /// The columns that [`desk_row`] reads.
-const DESK: &str = "shard, kind, attempts, reason, since, asked, edits, taken";
+const DESK: &str = "batch_no, shard, kind, attempts, reason, since, asked, edits, taken";
 /// What a list is made of.
 const LISTED: &str = "kind IN ('parked', 'behind') AND key IS NOT NULL";
 
@@ -468,12 +468,13 @@ impl OutboxDesk for Sqlite {
             sqlx::query(statement).execute(&mut *tx).await.map_err(failed)?;
         }
         sqlx::query(
-            "UPDATE semel_outbox_shard SET prev = 0, open = NULL, last_id = 0, batch_no = batch_no + 1,
+            "UPDATE semel_outbox_shard SET prev = 0, open = NULL, last_id = 0, batch_no = max(batch_no + 1, ?2),
                version = version + 1, epoch = epoch + 1, nonce = NULL, owner = '', until = 0, suspect = NULL,
                log = CASE WHEN log IS NULL THEN NULL ELSE 'rebind' END
              WHERE ?1 IS NULL OR stream = ?1",
         )
         .bind(stream)
+        .bind(now.0)
         .execute(&mut *tx)
         .await
         .map_err(failed)?;

@@ -154,16 +154,19 @@ pub(super) fn page_row(row: &SqliteRow) -> Result<PageRow, StoreError> {
         row: OutboxRow {
             row: row.try_get("id").map_err(failed)?,
             created_at: Timestamp(row.try_get("created_at").map_err(failed)?),
+            batch_no: 0,
             event,
         },
         barred,
     })
 }
 
+/// A row of the exceptions: [`EVENT`], and what is known of it there.
 pub(super) fn exception(row: &SqliteRow) -> Result<StoredException, StoreError> {
-    let page_row = page_row(row)?;
-    let read = || -> Result<StoredException, sqlx::Error> {
+    let mut page_row = page_row(row)?;
+    let mut read = || -> Result<StoredException, sqlx::Error> {
         let kind: String = row.try_get("kind")?;
+        page_row.row.batch_no = row.try_get("batch_no")?;
         Ok(StoredException {
             shard: ShardId {
                 stream: page_row.row.event.stream.clone(),

@@ -87,6 +87,7 @@ fn rows(count: u128) -> Vec<Arc<OutboxRow>> {
     let row = |n| OutboxRow {
         row: i64::try_from(n).unwrap(),
         created_at: Timestamp(0),
+        batch_no: 0,
         event: Event::new(Uuid::from_u128(n), "t", "e").with_data("text/plain", "x"),
     };
     (1..=count).map(|n| Arc::new(row(n))).collect()

@@ -136,6 +136,7 @@ fn decode(topic: &str, headers: &HeaderMap, body: Bytes) -> Arrived {
     Arrived {
         event,
         time: plain("ce-time").unwrap(),
+        sequence: plain("ce-sequence"),
     }
 }
 

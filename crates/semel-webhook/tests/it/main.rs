@@ -41,6 +41,7 @@ async fn send(sink: &WebhookSink, deadline: Duration) -> Result<(), SinkError> {
     let row = OutboxRow {
         row: 1,
         created_at: Timestamp(0),
+        batch_no: 0,
         event,
     };
     sink.publish_many(&[Arc::new(row)], deadline).await.remove(0)

@@ -23,7 +23,8 @@ fn parking(reader: &Reader, rows: &[i64]) -> CursorSave {
     }
 }
 
-/// Law, rule O7: a row that is passed over is copied whole in the same transaction, and outlives the original.
+/// Law, rule O7: a row that is passed over is copied whole in the same transaction, and outlives the original; it keeps its place
+/// among those of its key (rule O16).
 pub async fn exceptions_move_with_the_cursor_and_are_whole(world: &World) {
     let mut reader = world.reader().await;
     let bad = event("k", "bad").with_header("h", b"\0\xff".to_vec());
@@ -32,13 +33,18 @@ pub async fn exceptions_move_with_the_cursor_and_are_whole(world: &World) {
     let mut save = parking(&reader, &rows[..1]);
     save.exceptions[0].event_id = bad.id;
     reader.write(&save).await;
+    let batch_no = reader.cursor.batch_no;
     reader.save(rows[1], true).await;
-    assert_eq!(world.store.clean("default", -1, 100).await.unwrap(), 2);
+    world.write(&[event("k", "next")]).await;
+    assert!(reader.batch().await[0].batch_no > batch_no);
+    reader.save(i64::MAX, true).await;
+    assert_eq!(world.store.clean("default", -1, 100).await.unwrap(), 3);
 
     let stored = world.store.exceptions("default", 0, 10).await.unwrap();
     assert_eq!(stored.len(), 1);
     assert_eq!(stored[0].exception, save.exceptions[0]);
     assert_eq!(stored[0].row.row.event, bad);
+    assert_eq!(stored[0].row.row.batch_no, batch_no);
     assert_eq!(stored[0].shard, reader.lease().shard);
     assert!(
         world

@@ -56,14 +56,16 @@ fn some(from: usize, to: usize) -> Vec<Event> {
         .collect()
 }
 
-/// Every event once, and those of a key in the order of writing.
+/// Every event once, and those of a key in the order of writing; its places grow (rule O16).
 fn check(seen: &[OutboxRow], written: usize) {
     assert_eq!(seen.len(), written);
-    let mut last: HashMap<&[u8], i64> = HashMap::new();
+    let mut last: HashMap<&[u8], (i64, Option<String>)> = HashMap::new();
     for row in seen {
         let key = row.event.key.as_deref().unwrap();
+        let place = (row.row, row.sequence());
+        let before = last.insert(key, place.clone());
         assert!(
-            last.insert(key, row.row).is_none_or(|before| before < row.row),
+            before.is_none_or(|before| before.0 < place.0 && before.1 < place.1),
             "{row:?}"
         );
     }

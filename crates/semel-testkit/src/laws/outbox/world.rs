@@ -189,7 +189,9 @@ impl Reader {
                 assert!(row.barred.is_none(), "{row:?}");
                 assert!(row.row.row > after, "pages are ordered by number");
                 after = row.row.row;
-                rows.push(row.row);
+                // As relays do.
+                let batch_no = self.cursor.batch_no;
+                rows.push(OutboxRow { batch_no, ..row.row });
             }
             if !page.more {
                 return rows;

@@ -35,6 +35,8 @@ pub struct Arrived {
     pub event: Event,
     /// CloudEvents `time`, as it stands on the wire.
     pub time: String,
+    /// CloudEvents `sequence`, where there is one.
+    pub sequence: Option<String>,
 }
 
 /// What lies between a sink and its receiver, to be broken. [`Proxy`] is one.

@@ -53,6 +53,11 @@ pub async fn every_byte_of_an_event_arrives(bed: &dyn SinkBed) {
         let at = arrived.iter().position(|it| it.event.id == sent.id);
         let found = arrived.remove(at.expect("every id arrived as it was"));
         assert_eq!(found.time, row.created_at.rfc3339());
+        assert_eq!(
+            found.sequence,
+            row.sequence(),
+            "an event without a key has no place"
+        );
         let mut expected = sent.clone();
         let mut event = found.event;
         if bed.headers() == HeaderForm::ByName {

@@ -22,6 +22,7 @@ pub(super) fn row(n: i64, event: Event) -> Arc<OutboxRow> {
     Arc::new(OutboxRow {
         row: n,
         created_at: Timestamp(1_796_083_199_999_999),
+        batch_no: 7,
         event,
     })
 }

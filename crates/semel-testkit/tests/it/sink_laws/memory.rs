@@ -163,6 +163,7 @@ impl Shared {
         topic.push(Arrived {
             event,
             time: row.created_at.rfc3339(),
+            sequence: row.sequence(),
         });
         Ok(())
     }
