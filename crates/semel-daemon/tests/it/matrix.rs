@@ -89,13 +89,29 @@ async fn dies_at(point: impl Display, bed: &dyn Bed, shop: impl FnOnce(&Folder) 
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
     let (code, log) = daemon.stop().await;
-    let found = audit(&bed.arrived().await);
+    let arrived = bed.arrived().await;
+    let found = audit(&arrived);
     assert!(found.is_empty(), "{point}: {found:?}\n{log}");
+    assert!(
+        bed.repeats() || arrived.len() == EVENTS,
+        "{point}: sent again: {arrived:?}\n{log}"
+    );
     assert_eq!(code, 0, "{point}: {log}");
 }
 
 async fn each_point<B: Bed>(shop: fn(&Folder) -> Shop, bed: impl AsyncFn() -> B) {
-    let points = CRASH_POINTS.iter().filter(|point| point.starts_with("relay."));
+    each_of(|point| point.starts_with("relay."), shop, bed).await;
+}
+
+/// The points of a relay into a log that holds the cursor: nothing is sent outside of its transactions.
+#[cfg(feature = "kafka")]
+async fn each_point_of_a_log(shop: fn(&Folder) -> Shop) {
+    let passed = |point: &str| point.starts_with("log.") || point == "relay.batch_opened";
+    each_of(passed, shop, beds::KafkaInTransactions::new).await;
+}
+
+async fn each_of<B: Bed>(which: impl Fn(&str) -> bool, shop: fn(&Folder) -> Shop, bed: impl AsyncFn() -> B) {
+    let points = CRASH_POINTS.iter().filter(|point| which(point));
     let deaths = points.flat_map(|point| PASSES.map(|pass| format!("{point}:{pass}")));
     futures_util::stream::iter(deaths)
         .map(async |point| dies_at(point, &bed().await, shop).await)
@@ -139,6 +155,24 @@ async fn a_relay_from_postgresql_to_kafka_loses_nothing_at_any_point() {
 #[tokio::test]
 async fn a_relay_from_mariadb_to_kafka_loses_nothing_at_any_point() {
     each_point(mariadb, beds::Kafka::new).await;
+}
+
+#[cfg(feature = "kafka")]
+#[tokio::test]
+async fn a_relay_from_sqlite_into_transactions_of_kafka_sends_nothing_twice_at_any_point() {
+    each_point_of_a_log(sqlite).await;
+}
+
+#[cfg(feature = "kafka")]
+#[tokio::test]
+async fn a_relay_from_postgresql_into_transactions_of_kafka_sends_nothing_twice_at_any_point() {
+    each_point_of_a_log(postgresql).await;
+}
+
+#[cfg(all(feature = "mysql", feature = "kafka"))]
+#[tokio::test]
+async fn a_relay_from_mariadb_into_transactions_of_kafka_sends_nothing_twice_at_any_point() {
+    each_point_of_a_log(mariadb).await;
 }
 
 #[cfg(feature = "rabbitmq")]

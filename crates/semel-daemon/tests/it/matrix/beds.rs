@@ -33,6 +33,11 @@ pub(super) trait Bed: Sync {
 
     /// Everything that has arrived so far, each key in the order of arrival.
     async fn arrived(&self) -> Vec<Arrived>;
+
+    /// Whether what was sent is sent again after a death.
+    fn repeats(&self) -> bool {
+        true
+    }
 }
 
 pub(super) struct Webhook(crate::receiver::Receiver);
@@ -96,6 +101,56 @@ impl Bed for Kafka {
             Arrived::new(text(id), text(key), it.value.as_deref().unwrap())
         };
         records.iter().map(read).collect()
+    }
+}
+
+/// Kafka in transactions: what readers of committed records see.
+#[cfg(feature = "kafka")]
+pub(super) struct KafkaInTransactions {
+    kafka: Kafka,
+    name: String,
+}
+
+#[cfg(feature = "kafka")]
+impl KafkaInTransactions {
+    pub(super) async fn new() -> Self {
+        let kafka = Kafka::new().await;
+        let name = kafka.server.fresh_name("shop");
+        Self { kafka, name }
+    }
+}
+
+#[cfg(feature = "kafka")]
+#[async_trait]
+impl Bed for KafkaInTransactions {
+    fn sink(&self) -> String {
+        format!(
+            "{}\nsink.kafka.mode = \"transactional\"\nsink.kafka.name = \"{}\"\nsink.kafka.cursor_replication = 1",
+            self.kafka.sink(),
+            self.name
+        )
+    }
+
+    fn topic(&self) -> &str {
+        self.kafka.topic()
+    }
+
+    async fn arrived(&self) -> Vec<Arrived> {
+        // A record's data is told by one that lies there under its id, committed or not.
+        let all = self.kafka.arrived().await;
+        let config = semel_kafka::ArrivalsConfig::new(self.kafka.server.bootstrap(), self.topic());
+        let reading = tokio::task::spawn_blocking(move || {
+            let mut ids = Vec::new();
+            let read = semel_kafka::read_arrivals(&config, |record| ids.push(record.id.unwrap()));
+            read.map(|_| ids)
+        });
+        let ids = reading.await.unwrap().unwrap();
+        let of = |id: &uuid::Uuid| all.iter().find(|it| it.id == id.to_string()).cloned();
+        ids.iter().filter_map(of).collect()
+    }
+
+    fn repeats(&self) -> bool {
+        false
     }
 }
 
