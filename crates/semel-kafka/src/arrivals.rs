@@ -119,10 +119,13 @@ pub fn read_arrivals(
     let mut ends = HashMap::new();
     let mut list = TopicPartitionList::new();
     for partition in partitions {
+        // The high end first: what comes between the two questions is not taken for a transaction that is open.
+        let high = match &all {
+            Some(all) => Some(watermarks(config, all, partition)?.1),
+            None => None,
+        };
         let (low, end) = watermarks(config, &reader, partition)?;
-        if let Some(all) = &all
-            && watermarks(config, all, partition)?.1 > end
-        {
+        if high.is_some_and(|high| high > end) {
             read.open.push(partition);
         }
         if low < end {

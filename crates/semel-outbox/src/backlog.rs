@@ -9,17 +9,24 @@ use semel_core::{Clock, OutboxStore};
 
 /// Between two counts of a stream that has a limit.
 const EVERY: Duration = Duration::from_secs(1);
-/// Between two looks whether it has one.
-const LOOK: Duration = Duration::from_secs(5);
-/// A count that takes long is made less often: so many times as long as it took lie between two.
+/// Between two looks whether it has one: below [`MEASURE_STALE_MS`](semel_core::store::MEASURE_STALE_MS), so that a limit that
+/// somebody sets is measured before writers count by themselves.
+const LOOK: Duration = Duration::from_secs(2);
+/// A count that takes long is made less often: so many times as long as it took lie between two, where that many wait.
 const SHARE: u32 = 20;
+/// So many waiting events are worth a millisecond of pause: with few a slow count is a slow database, and a measure that grew
+/// old for it would make writers count what was sent.
+const PER_MS: u64 = 100;
 
 /// Measures for ever. Every relay of a stream does; what has not changed is not written.
 pub(crate) async fn measure(store: Arc<dyn OutboxStore>, stream: String, clock: Arc<dyn Clock>) {
     loop {
         let began = clock.monotonic();
         let wait = match store.measure(&stream).await {
-            Ok(Some(_)) => EVERY.max(clock.monotonic().saturating_sub(began) * SHARE),
+            Ok(Some(measured)) => {
+                let took = clock.monotonic().saturating_sub(began);
+                EVERY.max((took * SHARE).min(Duration::from_millis(measured.waiting / PER_MS)))
+            }
             Ok(None) => LOOK,
             Err(error) => {
                 tracing::warn!(

@@ -106,31 +106,67 @@ impl Relay {
         ));
         let stop = CancellationToken::new();
         let mut shards = JoinSet::new();
-        let outcome = self.own(&shutdown, &stop, &mut shards).await;
+        let outcome = tokio::select! {
+            outcome = self.own(&shutdown, &stop, &mut shards) => outcome,
+            error = self.keep_limits() => Err(error),
+        };
         stop.cancel();
         let drained = self.drain(&mut shards).await;
         outcome.and(drained)
     }
 
-    /// Makes the stream, and says what may wait in it where the configuration does.
-    async fn prepare(&self) -> Result<(), StoreError> {
+    /// Says what may wait in the stream where the configuration does. The store may have to wait for writers, so this goes on
+    /// beside the relaying until it is done; ends only with what needs a person.
+    async fn keep_limits(&self) -> StoreError {
         let (store, config) = (&self.shell.store, &self.shell.config);
-        store.register_stream(&config.stream, config.shards).await?;
         if let Some(limit) = config.limit {
-            store.limit_stream(&config.stream, limit).await?;
+            let say = || store.limit_stream(&config.stream, limit);
+            if let Err(error) = self.insist("backlog_rows_max, backlog_age_max_ms", say).await {
+                return error;
+            }
         }
         if let Some(only) = config.known_streams_only {
-            store.only_known_streams(only).await?;
+            let say = || store.only_known_streams(only);
+            if let Err(error) = self.insist("known_streams_only", say).await {
+                return error;
+            }
         }
-        Ok(())
+        std::future::pending().await
     }
 
-    /// Prepares the stream; `false` when told to stop before that was possible.
+    /// Tries until it is done, with growing pauses.
+    async fn insist<F>(&self, limit: &str, say: impl Fn() -> F) -> Result<(), StoreError>
+    where
+        F: Future<Output = Result<(), StoreError>>,
+    {
+        let config = &self.shell.config;
+        let mut attempt = 0;
+        loop {
+            match say().await {
+                Ok(()) => return Ok(()),
+                Err(error) if error.retry() == Retry::Never => return Err(error),
+                Err(error) => {
+                    attempt += 1;
+                    tracing::warn!(
+                        stream = config.stream,
+                        limit,
+                        error = chain(&error),
+                        "the limit is not set yet: events are relayed without it"
+                    );
+                    let wait = config.policy.away.delay_ms(attempt, 0, dice()).unwrap_or(1_000);
+                    tokio::time::sleep(Duration::from_millis(wait)).await;
+                }
+            }
+        }
+    }
+
+    /// Makes the stream; `false` when told to stop before that was possible.
     async fn register(&self, shutdown: &CancellationToken) -> Result<bool, StoreError> {
         let config = &self.shell.config;
         let mut attempt = 0;
         loop {
-            match self.prepare().await {
+            let (store, stream) = (&self.shell.store, &config.stream);
+            match store.register_stream(stream, config.shards).await {
                 Ok(()) => return Ok(true),
                 Err(error) if error.retry() == Retry::Never => return Err(error),
                 Err(error) => {

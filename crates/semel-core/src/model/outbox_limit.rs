@@ -7,8 +7,8 @@ use super::outbox::Inner;
 use crate::error::StoreError;
 use crate::host::Timestamp;
 use crate::store::{
-    MEASURE_ROWS, MEASURE_STALE_MS, Measured, OutboxRow, StreamLimit, backlog_full, check_stream,
-    stream_unknown,
+    MEASURE_KEPT_MS, MEASURE_ROWS, MEASURE_STALE_MS, Measured, OutboxRow, StreamLimit, backlog_full,
+    check_stream, stream_unknown,
 };
 
 /// Limits of streams, and the switch.
@@ -47,7 +47,7 @@ impl MemoryOutbox {
             inner.limits.of.remove(stream);
             return Ok(());
         }
-        let (waiting, oldest, counted_to, at) = (0, None, 0, now);
+        let (waiting, oldest, counted_to, at) = (0, None, inner.last_id, now);
         let new = Limited {
             limit,
             waiting,
@@ -77,14 +77,20 @@ impl Inner {
         let oldest = waiting.iter().map(|row| row.created_at).min();
         let (waiting, counted_to) = ((waiting.len() as u64).min(max), self.last_id);
         let found = self.limits.of.get_mut(stream)?;
-        *found = Limited {
+        let new = Limited {
             limit,
             waiting,
             oldest,
             counted_to,
             at: now,
         };
-        Some(found.measured(now))
+        let measured = new.measured(now);
+        // As the stores do: what has not changed is written again only when it grows old.
+        let same = (found.waiting, found.oldest) == (waiting, oldest);
+        if !same || now.ms_since(found.at) >= MEASURE_KEPT_MS {
+            *found = new;
+        }
+        Some(measured)
     }
 
     /// Refuses a stream that nobody has registered, where that is asked for.

@@ -37,8 +37,10 @@ pub const STREAM_UNKNOWN: &str = "SEM0261";
 /// How old a measure of a stream may be before a store that can do so counts what was written since by itself, within the
 /// transaction that enqueues.
 pub const MEASURE_STALE_MS: i64 = 3_000;
-/// How often a measure that says the same is written again: on MariaDB and MySQL its age says whether anybody measures.
-pub const MEASURE_KEPT_MS: i64 = 5_000;
+/// How often a measure that says the same is written again. Its age says whether anybody measures, so this stays well below
+/// [`MEASURE_STALE_MS`]: else a writer would count what was sent long ago.
+pub const MEASURE_KEPT_MS: i64 = 1_500;
+const _: () = assert!(MEASURE_KEPT_MS * 2 <= MEASURE_STALE_MS);
 /// Rows that a measure counts where only the age is limited.
 pub const MEASURE_ROWS: u64 = 10_000;
 

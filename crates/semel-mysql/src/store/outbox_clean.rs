@@ -34,8 +34,10 @@ impl Mysql {
         let settled = Seen::parse(&found.cursor.prev)?.visible();
         let mut from = self.outbox.clean_from(&found.id);
         let mut doomed = Vec::new();
+        let mut at_end = false;
         for _ in 0..LOOKS_MAX {
             let Some((end, last)) = self.window(from).await? else {
+                at_end = true;
                 break;
             };
             let sql = format!(
@@ -72,6 +74,8 @@ impl Mysql {
             }
             if let Some(kept) = kept {
                 from = kept - 1;
+                // One that is kept only because the call was full is progress.
+                at_end = (doomed.len() as u64) < limit;
                 break;
             }
             if doomed.len() as u64 >= limit {
@@ -79,11 +83,12 @@ impl Mysql {
             }
             from = end;
             if end == last {
+                at_end = true;
                 break;
             }
         }
         let deleted = self.delete(&doomed).await?;
-        self.outbox.set_clean_from(&found.id, from);
+        self.outbox.set_clean_from(&found.id, from, at_end);
         Ok(deleted)
     }
 

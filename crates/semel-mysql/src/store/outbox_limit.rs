@@ -152,7 +152,7 @@ impl Mysql {
     pub(super) async fn measure_stream(&self, stream: &str) -> Result<Option<Measured>, StoreError> {
         let failed = |error| classify("measure", error);
         let sql = format!(
-            "SELECT rows_max, waiting, oldest_us, measured_us, {NOW} FROM semel_outbox_limit WHERE stream = ?"
+            "SELECT rows_max, waiting, oldest_us, measured_us, {NOW}, age_max_ms FROM semel_outbox_limit WHERE stream = ?"
         );
         let known = sqlx::query(AssertSqlSafe(sql))
             .bind(stream)
@@ -165,6 +165,7 @@ impl Mysql {
         let of = |column: usize| known.try_get_unchecked::<Option<i64>, _>(column).map_err(failed);
         let (max, was, was_oldest) = (of(0)?, of(1)?.unwrap_or(0), of(2)?);
         let (at, now) = (of(3)?.unwrap_or(0), of(4)?.unwrap_or(0));
+        let aged = of(5)?.is_some();
         let max = max.unwrap_or(i64::try_from(MEASURE_ROWS).unwrap_or(i64::MAX));
         let shards = self.shards("measure").await?;
         let of_stream = shards.iter().filter(|found| found.id.stream == stream);
@@ -180,6 +181,8 @@ impl Mysql {
         }
         let (mut waits, mut oldest) = (0, None::<i64>);
         for (few, first, last) in parts {
+            // Where counting was cut, the oldest of the other shards may still be older.
+            let left = (max - waits).max(i64::from(aged));
             let sql = format!(
                 "SELECT CAST(COUNT(*) AS SIGNED), MIN(created_at) FROM (SELECT created_at FROM semel_outbox
                  WHERE {few} AND stream = ? AND slot BETWEEN ? AND ? ORDER BY id LIMIT ?) AS waiting"
@@ -189,12 +192,12 @@ impl Mysql {
                 .bind(stream)
                 .bind(first)
                 .bind(last)
-                .bind(max - waits)
+                .bind(left)
                 .fetch_one(&self.own)
                 .await
                 .map_err(failed)?;
             let of = |column: usize| row.try_get_unchecked::<Option<i64>, _>(column).map_err(failed);
-            waits += of(0)?.unwrap_or(0);
+            waits = max.min(waits + of(0)?.unwrap_or(0));
             oldest = oldest.into_iter().chain(of(1)?).min();
         }
         if (waits, oldest) != (was, was_oldest) || now - at >= MEASURE_KEPT_MS * 1_000 {

@@ -155,19 +155,21 @@ impl OutboxMemory {
         holes
     }
 
-    /// Where cleaning a shard begins. Now and then at the first row: a transaction that was open for long may have added one.
+    /// Where cleaning a shard begins.
     pub(super) fn clean_from(&self, shard: &ShardId) -> i64 {
-        let mut shards = self.lock();
-        let (from, relied) = &mut shards.entry(shard.clone()).or_default().clean_from;
-        *relied += 1;
-        if *relied > CLEAN_RELIED_MAX {
-            (*from, *relied) = (0, 0);
-        }
-        *from
+        self.lock().entry(shard.clone()).or_default().clean_from.0
     }
 
-    pub(super) fn set_clean_from(&self, shard: &ShardId, from: i64) {
-        self.lock().entry(shard.clone()).or_default().clean_from.0 = from;
+    /// Where the next cleaning begins. Now and then at the first row, because a transaction that was open for long may have
+    /// added one; but only calls that came to the end of what there was to do count, or a long way would never be gone.
+    pub(super) fn set_clean_from(&self, shard: &ShardId, from: i64, at_end: bool) {
+        let mut shards = self.lock();
+        let (known, relied) = &mut shards.entry(shard.clone()).or_default().clean_from;
+        *known = from;
+        *relied += u32::from(at_end);
+        if *relied >= CLEAN_RELIED_MAX {
+            (*known, *relied) = (0, 0);
+        }
     }
 
     pub(super) fn fillers_from(&self) -> &AtomicI64 {
@@ -472,6 +474,25 @@ impl Mysql {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// However long the way is: cleaning begins again at the first row only when it has been at the end often.
+    #[test]
+    fn cleaning_goes_back_only_from_the_end() {
+        let memory = OutboxMemory::default();
+        let shard = ShardId {
+            stream: "s".to_owned(),
+            index: 0,
+        };
+        for call in 1..=200 {
+            memory.set_clean_from(&shard, call, false);
+            assert_eq!(memory.clean_from(&shard), call, "it is on its way");
+        }
+        let mut back = (201..=300).filter(|call| {
+            memory.set_clean_from(&shard, *call, true);
+            memory.clean_from(&shard) == 0
+        });
+        assert_eq!(back.next(), Some(200 + i64::from(CLEAN_RELIED_MAX)));
+    }
 
     /// However many holes there are, and whichever of them cannot be filled: each has its turn.
     #[test]

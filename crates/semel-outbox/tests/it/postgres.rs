@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel_core::store::SinkOrder;
+use semel_core::store::{SinkOrder, StreamLimit};
 use semel_core::{Event, OutboxStore};
 use semel_outbox::RelayConfig;
 use semel_postgres::{Config, Postgres, tx};
@@ -216,4 +216,34 @@ async fn another_cluster_ends_the_relay() {
         None,
         "the shard was given back"
     );
+}
+
+/// Setting a limit waits for writers; relaying does not wait for that. It is set once they are done.
+#[tokio::test]
+async fn a_limit_that_cannot_be_set_yet_holds_no_event_back() {
+    let db = fresh().await;
+    let mut open = db.begin().await.unwrap();
+    tx::enqueue(&mut open, &event("other", "open")).await.unwrap();
+    write(&db, &[event("k", "sent")]).await;
+    let config = RelayConfig {
+        limit: Some(StreamLimit {
+            rows_max: Some(10),
+            age_max_ms: None,
+        }),
+        ..config()
+    };
+    let receiver = Receiver::new(SinkOrder::OnePerKey { in_flight_max: 1 });
+    let relay = start(db.clone(), Arc::new(To(receiver.clone())), config);
+    until("it is sent", async || receiver.texts() == ["sent"]).await;
+    assert_eq!(
+        db.measure("default").await.unwrap(),
+        None,
+        "no limit can be there yet"
+    );
+    db.commit(open).await.unwrap();
+    until("the limit is set", async || {
+        db.measure("default").await.unwrap().is_some()
+    })
+    .await;
+    relay.stop().await.unwrap();
 }

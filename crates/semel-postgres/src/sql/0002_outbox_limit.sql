@@ -5,11 +5,22 @@ CREATE TABLE semel.outbox_limit (
   stream      text COLLATE "C" PRIMARY KEY,
   rows_max    bigint CHECK (rows_max BETWEEN 1 AND 10000000),
   age_max_ms  bigint CHECK (age_max_ms BETWEEN 1 AND 31622400000),
-  -- What waited when it was counted last, by a relay each second or by a writer.
+  -- What waited when a relay counted it last, each second.
   waiting     bigint NOT NULL DEFAULT 0,
   oldest_at   timestamptz,
   counted_to  bigint NOT NULL DEFAULT 0,
-  measured_at timestamptz NOT NULL DEFAULT 'epoch'
+  measured_at timestamptz NOT NULL DEFAULT clock_timestamp()
+) WITH (fillfactor = 50);
+
+-- What writers counted where no relay did; the newer of both counts. A row of its own, because a writer holds it until its
+-- transaction ends: no relay waits for it.
+CREATE TABLE semel.outbox_limit_count (
+  stream      text COLLATE "C" PRIMARY KEY,
+  waiting     bigint NOT NULL DEFAULT 0,
+  oldest_at   timestamptz,
+  counted_to  bigint NOT NULL DEFAULT 0,
+  measured_at timestamptz NOT NULL DEFAULT 'epoch',
+  counted_by  xid8
 ) WITH (fillfactor = 50);
 
 -- Runs with the rights of whoever installed it: writers need no rights of their own for it.
@@ -17,6 +28,7 @@ CREATE FUNCTION semel.outbox_in_limits() RETURNS trigger LANGUAGE plpgsql SECURI
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   l semel.outbox_limit;
+  c semel.outbox_limit_count;
 BEGIN
   IF EXISTS (SELECT FROM semel.outbox_limit WHERE stream = '')
     AND NOT EXISTS (SELECT FROM semel.outbox_shard WHERE stream = NEW.stream) THEN
@@ -32,20 +44,10 @@ BEGIN
   IF NOT FOUND THEN
     RETURN NEW;
   END IF;
-  -- Nobody measures: one writer counts what was written since; the others go by what is known, and wait for nobody. Under a
-  -- snapshot of the transaction's own, a row that was changed since would fail the transaction.
-  IF l.measured_at < clock_timestamp() - interval '3 s' AND current_setting('transaction_isolation') = 'read committed' THEN
-    PERFORM FROM semel.outbox_limit WHERE stream = NEW.stream FOR NO KEY UPDATE SKIP LOCKED;
-    IF FOUND THEN
-      UPDATE semel.outbox_limit u SET waiting = u.waiting + n.waiting, oldest_at = coalesce(u.oldest_at, n.oldest_at),
-        counted_to = greatest(u.counted_to, n.last), measured_at = clock_timestamp()
-      FROM (SELECT count(*) AS waiting, min(o.created_at) AS oldest_at, coalesce(max(o.id), 0) AS last
-        FROM semel.outbox o WHERE o.id > l.counted_to AND o.stream = NEW.stream) n
-      WHERE u.stream = NEW.stream AND u.measured_at = l.measured_at RETURNING u.* INTO l;
-      IF NOT FOUND THEN
-        SELECT * INTO l FROM semel.outbox_limit WHERE stream = NEW.stream;
-      END IF;
-    END IF;
+  SELECT * INTO c FROM semel.outbox_limit_count WHERE stream = NEW.stream;
+  -- What this transaction counted itself is for others to go by: a refusal would roll the count back, for good.
+  IF c.measured_at > l.measured_at AND (c.counted_by = pg_current_xact_id_if_assigned()) IS NOT TRUE THEN
+    l.waiting := c.waiting; l.oldest_at := c.oldest_at; l.counted_to := c.counted_to; l.measured_at := c.measured_at;
   END IF;
   IF l.waiting >= l.rows_max THEN
     RAISE EXCEPTION USING ERRCODE = 'SM260',
@@ -56,6 +58,20 @@ BEGIN
       MESSAGE = format('stream %s takes no more events now: the oldest event has waited for %s ms, age_max_ms is %s', l.stream,
         (extract(epoch FROM clock_timestamp() - l.oldest_at) * 1000)::bigint, l.age_max_ms),
       HINT = 'write again when its relay has caught up (semel outbox why), or raise the limit: semel.limit_stream (SEM0260)';
+  END IF;
+  -- Nobody measures: one writer counts what was written since, and those after it go by that; the others go by what is known,
+  -- and wait for nobody. Under a snapshot of the transaction's own, a row that was changed since would fail the transaction.
+  IF l.measured_at < clock_timestamp() - interval '3 s' AND current_setting('transaction_isolation') = 'read committed'
+    AND (c.counted_by = pg_current_xact_id_if_assigned()) IS NOT TRUE THEN
+    PERFORM FROM semel.outbox_limit_count WHERE stream = NEW.stream AND measured_at = c.measured_at
+      FOR NO KEY UPDATE SKIP LOCKED;
+    IF FOUND THEN
+      UPDATE semel.outbox_limit_count u SET waiting = l.waiting + n.waiting, oldest_at = coalesce(l.oldest_at, n.oldest_at),
+        counted_to = greatest(l.counted_to, n.last), measured_at = clock_timestamp(), counted_by = pg_current_xact_id()
+      FROM (SELECT count(*) AS waiting, min(o.created_at) AS oldest_at, coalesce(max(o.id), 0) AS last
+        FROM semel.outbox o WHERE o.id > l.counted_to AND o.stream = NEW.stream) n
+      WHERE u.stream = NEW.stream;
+    END IF;
   END IF;
   RETURN NEW;
 END $$;
@@ -92,10 +108,14 @@ BEGIN
   LOCK TABLE semel.outbox_limit IN SHARE ROW EXCLUSIVE MODE;
   IF $2 IS NULL AND $3 IS NULL THEN
     DELETE FROM semel.outbox_limit l WHERE l.stream = $1;
+    -- A writer that counts now leaves its row: it is older than what a new limit begins with.
+    DELETE FROM semel.outbox_limit_count c WHERE c.stream IN
+      (SELECT d.stream FROM semel.outbox_limit_count d WHERE d.stream = $1 FOR UPDATE SKIP LOCKED);
   ELSE
     INSERT INTO semel.outbox_limit AS l (stream, rows_max, age_max_ms, counted_to)
       VALUES ($1, $2, $3, coalesce((SELECT max(id) FROM semel.outbox), 0))
       ON CONFLICT (stream) DO UPDATE SET rows_max = $2, age_max_ms = $3;
+    INSERT INTO semel.outbox_limit_count (stream) VALUES ($1) ON CONFLICT (stream) DO NOTHING;
   END IF;
   PERFORM semel.outbox_limits_apply();
 END $$;

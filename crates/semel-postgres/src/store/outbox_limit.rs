@@ -7,8 +7,9 @@ use crate::db::Postgres;
 use crate::error::{autocommit_failed, classify};
 use crate::gate::{query, query_as, query_scalar};
 
-/// `rows_max`, and what was measured last: what waited, the oldest, when that was and how many milliseconds ago.
-type Known = (Option<i64>, i64, Option<i64>, i64, f64);
+/// Both limits, and what was measured last: what waited, the oldest, when that was and how many milliseconds ago, and whether a
+/// writer has counted since.
+type Known = (Option<i64>, Option<i64>, i64, Option<i64>, i64, f64, bool);
 
 impl Postgres {
     pub(super) async fn set_limit(&self, stream: &str, limit: StreamLimit) -> Result<(), StoreError> {
@@ -59,27 +60,38 @@ impl Postgres {
     ) -> Result<Option<Measured>, StoreError> {
         let failed = |error| classify("measure", error);
         let known: Option<Known> = query_as(
-            "SELECT rows_max, waiting, CASE WHEN oldest_at IS NOT NULL THEN semel.created_us(oldest_at) END,
-               semel.created_us(measured_at), (extract(epoch FROM clock_timestamp() - measured_at) * 1000)::float8
-             FROM semel.outbox_limit WHERE stream = $1",
+            "SELECT rows_max, age_max_ms, waiting, CASE WHEN oldest_at IS NOT NULL THEN semel.created_us(oldest_at) END,
+               semel.created_us(measured_at), (extract(epoch FROM clock_timestamp() - measured_at) * 1000)::float8,
+               EXISTS (SELECT FROM semel.outbox_limit_count c WHERE c.stream = l.stream AND c.measured_at > l.measured_at)
+             FROM semel.outbox_limit l WHERE stream = $1",
         )
         .bind(stream)
         .fetch_optional(&self.gate)
         .await
         .map_err(failed)?;
-        let Some((rows_max, was, was_oldest, at, age_ms)) = known else {
+        let Some((rows_max, age_max_ms, was, was_oldest, at, age_ms, counted)) = known else {
             return Ok(None);
         };
         let max = rows_max.unwrap_or(i64::try_from(MEASURE_ROWS).unwrap_or(i64::MAX));
-        let (waiting, oldest_us, counted_to): (i64, Option<i64>, i64) =
+        let (waiting, mut oldest_us, counted_to): (i64, Option<i64>, i64) =
             query_as(include_str!("../sql/outbox_measure.sql"))
                 .bind(stream)
                 .bind(max)
                 .fetch_one(&self.gate)
                 .await
                 .map_err(failed)?;
-        if write || (waiting, oldest_us) != (was, was_oldest) || age_ms >= MEASURE_KEPT_MS as f64 {
-            // A transaction that counts by itself is not waited for, and what is newer stays.
+        if waiting >= max && age_max_ms.is_some() {
+            // Counting was cut, perhaps before it came to the shard with the oldest event.
+            let first: Option<i64> = query_scalar(include_str!("../sql/outbox_measure_oldest.sql"))
+                .bind(stream)
+                .fetch_one(&self.gate)
+                .await
+                .map_err(failed)?;
+            oldest_us = oldest_us.into_iter().chain(first).min();
+        }
+        let changed = (waiting, oldest_us) != (was, was_oldest);
+        if write || changed || counted || age_ms >= MEASURE_KEPT_MS as f64 {
+            // Another relay is not waited for, and what is newer stays.
             query(
                 "UPDATE semel.outbox_limit l SET waiting = $2, counted_to = $4, measured_at = clock_timestamp(),
                    oldest_at = timestamptz 'epoch' + $3::bigint * interval '1 microsecond'

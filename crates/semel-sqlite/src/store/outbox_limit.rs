@@ -17,8 +17,8 @@ macro_rules! now {
         "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000"
     };
 }
-/// `rows_max`, what waited, the oldest, when that was counted, and the time now.
-type Known = (Option<i64>, i64, Option<i64>, i64, i64);
+/// Both limits, what waited, the oldest, when that was counted, and the time now.
+type Known = (Option<i64>, Option<i64>, i64, Option<i64>, i64, i64);
 /// Both limits, what waited, and the age of the oldest in milliseconds.
 type Told = (Option<i64>, Option<i64>, i64, Option<i64>);
 
@@ -82,7 +82,7 @@ impl Sqlite {
     pub(super) async fn measure_stream(&self, stream: &str) -> Result<Option<Measured>, StoreError> {
         let failed = |error| classify("measure", error);
         let known: Option<Known> = sqlx::query_as(concat!(
-            "SELECT rows_max, waiting, oldest_us, measured_us, ",
+            "SELECT rows_max, age_max_ms, waiting, oldest_us, measured_us, ",
             now!(),
             " FROM semel_outbox_limit WHERE stream = ?1"
         ))
@@ -90,7 +90,7 @@ impl Sqlite {
         .fetch_optional(&self.reader)
         .await
         .map_err(failed)?;
-        let Some((rows_max, was, was_oldest, at, now)) = known else {
+        let Some((rows_max, age_max_ms, was, was_oldest, at, now)) = known else {
             return Ok(None);
         };
         let max = rows_max.unwrap_or(i64::try_from(MEASURE_ROWS).unwrap_or(i64::MAX));
@@ -116,6 +116,8 @@ impl Sqlite {
         }
         let (mut waiting, mut oldest) = (0, None::<i64>);
         for (settled, first, last) in ranges {
+            // Where counting was cut, the oldest of the other shards may still be older.
+            let left = (max - waiting).max(i64::from(age_max_ms.is_some()));
             let (rows, min): (i64, Option<i64>) = sqlx::query_as(
                 "SELECT count(*), min(created_at) FROM (SELECT created_at FROM semel_outbox
                  WHERE id > ?1 AND id <= ?2 AND stream = ?3 AND slot BETWEEN ?4 AND ?5 ORDER BY id LIMIT ?6)",
@@ -125,11 +127,11 @@ impl Sqlite {
             .bind(stream)
             .bind(first)
             .bind(last)
-            .bind(max - waiting)
+            .bind(left)
             .fetch_one(&self.reader)
             .await
             .map_err(failed)?;
-            waiting += rows;
+            waiting = max.min(waiting + rows);
             oldest = oldest.into_iter().chain(min).min();
         }
         if (waiting, oldest) != (was, was_oldest) || now - at >= MEASURE_KEPT_MS * 1_000 {

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use semel_core::store::{Exception, ExceptionKind, Guarded, PageSize};
-use semel_core::{ErrorKind, Event, StoreError};
+use semel_core::event::slot;
+use semel_core::store::{Exception, ExceptionKind, Guarded, PageSize, StreamLimit};
+use semel_core::{ErrorKind, Event, OutboxStore as _, StoreError};
 use semel_sqlite::Sqlite;
+use semel_testkit::clock::ManualClock;
 use semel_testkit::laws::outbox::{World, Writer, event};
 use sqlx::Transaction;
 use tempfile::TempDir;
@@ -13,6 +15,11 @@ use uuid::Uuid;
 
 async fn world() -> (World, TempDir) {
     let (db, clock, dir) = super::keys::store().await;
+    (over(&db, clock), dir)
+}
+
+/// The laws' world over one file.
+fn over(db: &Sqlite, clock: Arc<ManualClock>) -> World {
     let (writers, aging) = (db.clone(), db.clone());
     let begin = move || {
         let db = writers.clone();
@@ -21,7 +28,7 @@ async fn world() -> (World, TempDir) {
             Box::new(Tx { db, tx }) as Box<dyn Writer>
         }
     };
-    let world = World::new(Arc::new(db), false, begin, move |ms| {
+    World::new(Arc::new(db.clone()), false, begin, move |ms| {
         clock.advance_ms(ms);
         let db = aging.clone();
         async move {
@@ -30,8 +37,7 @@ async fn world() -> (World, TempDir) {
             sqlx::query(sql).bind(ms).execute(&mut *tx).await.unwrap();
             db.commit(tx).await.unwrap();
         }
-    });
-    (world, dir)
+    })
 }
 
 struct Tx {
@@ -274,4 +280,45 @@ async fn an_event_with_the_number_of_an_old_parked_one_is_not_lost() {
     let done = world.store.save_cursor(reader.lease(), &second).await.unwrap();
     assert!(matches!(done, Guarded::Done(_)));
     assert_eq!(world.store.exceptions("default", 0, 10).await.unwrap().len(), 1);
+}
+
+/// The oldest event is found in whichever shard it waits, also where so many wait that counting ends before that shard.
+#[tokio::test]
+async fn the_oldest_event_is_that_of_any_shard() {
+    let (db, clock, _dir) = super::keys::store().await;
+    let world = over(&db, clock);
+    db.register_stream("default", 2).await.unwrap();
+    let limit = StreamLimit {
+        rows_max: Some(3),
+        age_max_ms: Some(60_000),
+    };
+    db.limit_stream("default", limit).await.unwrap();
+    let of_half = |upper: bool| {
+        let mut keys = (0..99).map(|n| format!("k{n}"));
+        keys.find(|key| (slot(key.as_bytes()) >= 2_048) == upper).unwrap()
+    };
+    for upper in [true, false] {
+        world.write(&[event(&of_half(upper), "old")]).await;
+        let mut tx = db.begin().await.unwrap();
+        sqlx::raw_sql("UPDATE semel_outbox SET created_at = created_at - 3601000000")
+            .execute(&mut *tx)
+            .await
+            .unwrap();
+        db.commit(tx).await.unwrap();
+        let many: Vec<_> = (0..5).map(|_| event(&of_half(!upper), "new")).collect();
+        world.write(&many).await;
+        let measured = db.measure("default").await.unwrap().unwrap();
+        assert_eq!(measured.waiting, 3);
+        assert!(
+            measured.oldest_ms.is_some_and(|ms| ms >= 3_600_000),
+            "{measured:?}"
+        );
+        let mut tx = db.begin().await.unwrap();
+        sqlx::raw_sql("DELETE FROM semel_outbox")
+            .execute(&mut *tx)
+            .await
+            .unwrap();
+        db.commit(tx).await.unwrap();
+        db.measure("default").await.unwrap();
+    }
 }

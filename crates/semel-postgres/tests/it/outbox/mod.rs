@@ -1,5 +1,6 @@
 //! PostgreSQL obeys the laws of the outbox, and what only PostgreSQL can get wrong.
 
+mod backlog;
 mod clean;
 mod functions;
 mod limits;
@@ -24,7 +25,8 @@ use uuid::Uuid;
 use crate::keys::Lent;
 
 const EMPTY: &str = "TRUNCATE semel.outbox, semel.outbox_delayed, semel.outbox_reshard, semel.outbox_shard,
-     semel.outbox_exception, semel.outbox_desk_log, semel.outbox_limit; SELECT semel.outbox_limits_apply()";
+     semel.outbox_exception, semel.outbox_desk_log, semel.outbox_limit,
+     semel.outbox_limit_count; SELECT semel.outbox_limits_apply()";
 
 async fn fresh() -> (Lent, Postgres) {
     let (lent, db) = Lent::take().await;
@@ -54,6 +56,8 @@ fn world_of(lent: Lent, db: &Postgres, direct: &Postgres) -> (World, Lent) {
                 "UPDATE semel.outbox_shard SET until = until - $1 * interval '1 ms'",
                 "UPDATE semel.outbox_delayed SET due = due - $1 * interval '1 ms'",
                 "UPDATE semel.outbox_limit SET measured_at = measured_at - $1 * interval '1 ms',
+                   oldest_at = oldest_at - $1 * interval '1 ms'",
+                "UPDATE semel.outbox_limit_count SET measured_at = measured_at - $1 * interval '1 ms',
                    oldest_at = oldest_at - $1 * interval '1 ms'",
                 "UPDATE semel.outbox_reshard SET hold_until = hold_until - $1 * interval '1 ms'",
             ] {

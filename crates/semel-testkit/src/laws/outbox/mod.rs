@@ -117,6 +117,7 @@ macro_rules! limit_laws {
             a_limit_that_is_lifted_refuses_nothing
             only_known_streams_are_written_to_where_asked
             what_was_delayed_comes_though_its_stream_is_full
+            while_somebody_measures_no_writer_counts_what_was_sent
         );
     };
 }
