@@ -59,9 +59,19 @@ impl<'a> Table<'a> {
         self
     }
 
+    /// Keeps the contenders whose name holds this text.
+    pub(crate) fn only(mut self, text: Option<&str>) -> Self {
+        self.contenders
+            .retain(|(name, _)| text.is_none_or(|text| name.contains(text)));
+        self
+    }
+
     /// Measures and prints.
     pub(crate) async fn measure(mut self, rounds: usize) {
         let count = self.contenders.len();
+        if count == 0 {
+            return;
+        }
         let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); count];
         for round in 0..rounds {
             for place in 0..count {

@@ -73,6 +73,13 @@ enum Bench {
     /// The relay from SQLite to a webhook, out of MariaDB, from PostgreSQL to a Redis stream and, with the feature kafka, from
     /// PostgreSQL to Kafka.
     Relay,
+    /// From PostgreSQL to Kafka (a part of `relay`).
+    #[cfg(feature = "kafka")]
+    RelayKafka {
+        /// Only the contenders whose name holds this text: for a profiler.
+        #[arg(long)]
+        only: Option<String>,
+    },
     /// RabbitMQ and NATS beside bare publishers (a part of `relay`).
     #[cfg(feature = "brokers")]
     Brokers,
@@ -110,6 +117,7 @@ async fn main() {
         }
     };
     machine::print();
+    semel_testkit::servers::for_speed();
     let all = matches!(cli.bench, Bench::All);
     if all || matches!(cli.bench, Bench::Keys) {
         keys::run(plan).await;
@@ -134,6 +142,10 @@ async fn main() {
     }
     if all || matches!(cli.bench, Bench::Gateway) {
         gateway::run(plan).await;
+    }
+    #[cfg(feature = "kafka")]
+    if let Bench::RelayKafka { only } = &cli.bench {
+        relay::kafka(plan, only.as_deref()).await;
     }
     #[cfg(feature = "brokers")]
     if matches!(cli.bench, Bench::Brokers) {

@@ -48,13 +48,19 @@ pub(crate) async fn run(plan: Plan) {
     redis::postgresql_to_redis(plan).await;
     mysql::mariadb_to_nowhere(plan).await;
     #[cfg(feature = "kafka")]
-    drain::postgresql_to_kafka(plan).await;
+    kafka(plan, None).await;
     #[cfg(not(feature = "kafka"))]
     println!("\nPostgreSQL to Kafka: build with --features kafka");
     #[cfg(feature = "brokers")]
     brokers::run(plan).await;
     #[cfg(not(feature = "brokers"))]
     println!("\nSQLite to RabbitMQ and NATS: build with --features brokers");
+}
+
+/// PostgreSQL to Kafka alone (a part of `relay`): the contenders whose name holds a text, or all of them.
+#[cfg(feature = "kafka")]
+pub(crate) async fn kafka(plan: Plan, only: Option<&str>) {
+    drain::postgresql_to_kafka(plan, only).await;
 }
 
 /// RabbitMQ and NATS alone (a part of `relay`).
@@ -144,6 +150,35 @@ impl<S: Sink> LogSink for Counted<S> {
 
     fn close(&self, shard: &ShardId) {
         self.inner.log().unwrap().close(shard);
+    }
+}
+
+/// A sink that takes everything at once.
+struct Everything;
+
+#[async_trait]
+impl Sink for Everything {
+    fn name(&self) -> &'static str {
+        "everything"
+    }
+
+    fn order(&self) -> SinkOrder {
+        SinkOrder::Pipelined {
+            in_flight_max: 10_000,
+        }
+    }
+
+    fn check(&self, _: &Event) -> Result<(), LimitExceeded> {
+        Ok(())
+    }
+
+    fn publish_many(&self, rows: &[Arc<OutboxRow>], _: Duration) -> SinkFuture {
+        let results = rows.iter().map(|_| Ok(())).collect();
+        Box::pin(std::future::ready(results))
+    }
+
+    async fn probe(&self) -> Result<(), SinkError> {
+        Ok(())
     }
 }
 

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::by_hand::{Limit, skip_locked};
-use super::relay;
+use super::{Everything, relay};
 use crate::Plan;
 use crate::harness::{Sample, Table};
 
@@ -30,10 +30,10 @@ const KEYS: u32 = 10_000;
 /// Transactions a second while the latency is measured.
 const RATE: u32 = 500;
 
-pub(super) async fn postgresql_to_kafka(plan: Plan) {
-    drain(plan, false).await;
-    drain(plan, true).await;
-    latency(plan).await;
+pub(super) async fn postgresql_to_kafka(plan: Plan, only: Option<&str>) {
+    drain(plan, false, only).await;
+    drain(plan, true, only).await;
+    latency(plan, only).await;
 }
 
 /// 500 bytes each.
@@ -73,10 +73,13 @@ impl Backlog {
             None
         };
         if let Some(held) = &mut held {
-            sqlx::raw_sql("CREATE TABLE held (v int); BEGIN ISOLATION LEVEL REPEATABLE READ; INSERT INTO held VALUES (1)")
-                .execute(held)
-                .await
-                .unwrap();
+            // Two texts: one text is one transaction, whose level cannot change after its first query.
+            for text in [
+                "CREATE TABLE held (v int)",
+                "BEGIN ISOLATION LEVEL REPEATABLE READ; INSERT INTO held VALUES (1)",
+            ] {
+                sqlx::raw_sql(text).execute(&mut *held).await.unwrap();
+            }
         }
         for events in events(0, rows, &topic).chunks(BATCH_ITEMS_MAX.min(100)) {
             let mut tx = store.begin().await.unwrap();
@@ -96,7 +99,7 @@ impl Backlog {
     }
 }
 
-async fn drain(plan: Plan, held: bool) {
+async fn drain(plan: Plan, held: bool, only: Option<&str>) {
     let title = if held {
         "The same while another transaction is held open"
     } else {
@@ -110,6 +113,16 @@ async fn drain(plan: Plan, held: bool) {
     Table::new(title, "rows")
         .contender("limit: by hand, durability gate", || by_hand(rows, held, true))
         .contender("by hand, no gate", || by_hand(rows, held, false))
+        .contender("relay into a sink that takes everything at once", || async move {
+            let backlog = Backlog::new(rows, held).await;
+            relay(
+                Arc::new(backlog.store.clone()),
+                Everything,
+                rows,
+                RelayConfig::default(),
+            )
+            .await
+        })
         .contender("relay", || shards(1))
         .contender("relay, 4 shards", || shards(4))
         .contender("relay, in transactions of 5,000", || {
@@ -119,6 +132,7 @@ async fn drain(plan: Plan, held: bool) {
             relay_in_transactions(rows, held, 1_000)
         })
         .contender("by hand, SKIP LOCKED 1,000", || poller(rows.min(50_000), held))
+        .only(only)
         .measure(plan.rounds)
         .await;
 }
@@ -190,7 +204,7 @@ async fn poller(rows: u32, held: bool) -> Sample {
     }
 }
 
-async fn latency(plan: Plan) {
+async fn latency(plan: Plan, only: Option<&str>) {
     let low = || {
         let policy = RelayPolicy {
             idle_max_ms: 1,
@@ -242,6 +256,7 @@ async fn latency(plan: Plan) {
             false,
         )
     })
+    .only(only)
     .measure(plan.rounds)
     .await;
 }

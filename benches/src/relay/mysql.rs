@@ -4,17 +4,13 @@
 //! worker: `FOR UPDATE SKIP LOCKED`, then `DELETE`.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use async_trait::async_trait;
-use semel_core::limits::LimitExceeded;
-use semel_core::store::{OutboxRow, SinkError, SinkFuture, SinkOrder};
-use semel_core::{Event, Sink};
 use semel_mysql::{Config, Mysql};
 use semel_testkit::servers::mariadb;
 use sqlx::{AssertSqlSafe, Row as _};
 
-use super::{events, relay};
+use super::{Everything, events, relay};
 use crate::Plan;
 use crate::harness::{Sample, Table};
 
@@ -36,34 +32,6 @@ pub(super) async fn mariadb_to_nowhere(plan: Plan) {
         )
         .measure(plan.rounds)
         .await;
-}
-
-struct Everything;
-
-#[async_trait]
-impl Sink for Everything {
-    fn name(&self) -> &'static str {
-        "everything"
-    }
-
-    fn order(&self) -> SinkOrder {
-        SinkOrder::Pipelined {
-            in_flight_max: 10_000,
-        }
-    }
-
-    fn check(&self, _: &Event) -> Result<(), LimitExceeded> {
-        Ok(())
-    }
-
-    fn publish_many(&self, rows: &[Arc<OutboxRow>], _: Duration) -> SinkFuture {
-        let results = rows.iter().map(|_| Ok(())).collect();
-        Box::pin(std::future::ready(results))
-    }
-
-    async fn probe(&self) -> Result<(), SinkError> {
-        Ok(())
-    }
 }
 
 /// A database with that many events.

@@ -12,7 +12,7 @@ use sqlx::{ConnectOptions as _, Connection as _, Postgres as Driver, Transaction
 use crate::config::Config;
 use crate::error::{classify, commit_failed};
 use crate::gate::{Gate, Pooler, query, query_scalar};
-use crate::store::{CleanPlaces, Drops, Hints, SmallBatches};
+use crate::store::{CleanPlaces, Drops, Hints, PageHints};
 
 /// A PostgreSQL database. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
@@ -22,10 +22,10 @@ pub struct Postgres {
     /// renewal never waits behind transactions that use up the pool, waiting for that very owner perhaps (rule K6).
     pub(crate) own: Gate,
     pub(crate) lock_wait: Duration,
-    pub(crate) small_batches: SmallBatches,
     pub(crate) partition_lock_wait: Duration,
     pub(crate) drops: Drops,
     pub(crate) clean_places: CleanPlaces,
+    pub(crate) pages: PageHints,
     pub(crate) hints: Hints,
     /// Transactions under a key that ask before they begin, because keys were taken of late: see `tx/transact_once.rs`.
     pub(crate) asks_first: Arc<AtomicU32>,
@@ -91,10 +91,10 @@ impl Postgres {
             gate: Gate::new(pool(config.connections_max, options), pooler, false),
             own: Gate::new(pool(config.key_connections_max, by_index), pooler, true),
             lock_wait: config.lock_wait,
-            small_batches: SmallBatches::default(),
             partition_lock_wait: config.partition_lock_wait,
             drops: Drops::default(),
             clean_places: CleanPlaces::default(),
+            pages: PageHints::default(),
             hints: Hints::new(listen),
             asks_first: Arc::default(),
         })

@@ -4,6 +4,7 @@
 //! of the start-up message, named statements, and even Parse and Bind of one statement reaching the same server. There
 //! each statement gets a transaction of its own, which begins with the settings it needs.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::future::BoxFuture;
@@ -131,6 +132,21 @@ impl Gate {
             .map_err(|error| Error::Io(std::io::Error::other(error)))?
     }
 
+    /// Gives the rows of a statement to `take`, one by one, until it breaks. What is left is then read and thrown away
+    /// before the connection is used again.
+    pub(crate) async fn take_rows<'q>(
+        &self,
+        query: Query<'q, Driver, PgArguments>,
+        take: impl FnMut(&PgRow) -> ControlFlow<()> + Send,
+    ) -> Result<(), Error> {
+        if !self.pooled() {
+            return take_rows(&self.pool, query, take).await;
+        }
+        let mut tx = self.begin().await?;
+        take_rows(&mut *tx, query, take).await?;
+        tx.commit().await
+    }
+
     async fn rows<'q, E: 'q + Execute<'q, Driver>>(
         self,
         query: E,
@@ -140,6 +156,20 @@ impl Gate {
         tx.commit().await?;
         Ok(rows)
     }
+}
+
+async fn take_rows<'c, 'q: 'c>(
+    executor: impl Executor<'c, Database = Driver>,
+    query: Query<'q, Driver, PgArguments>,
+    mut take: impl FnMut(&PgRow) -> ControlFlow<()> + Send,
+) -> Result<(), Error> {
+    let mut rows = query.fetch(executor);
+    while let Some(row) = rows.try_next().await? {
+        if take(&row).is_break() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 impl<'p> Executor<'p> for &'_ Gate {

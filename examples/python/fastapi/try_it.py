@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import socket
+import subprocess
 import sys
 
 import httpx
@@ -24,21 +25,19 @@ class Shop:
 
     async def __aenter__(self):
         uvicorn = ("-m", "uvicorn", "app:app", "--port", str(self.port), "--log-level", "error")
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, *uvicorn, cwd=os.path.dirname(os.path.abspath(__file__)), env={**os.environ, "SHOP_DSN": self.dsn}
-        )
+        here = os.path.dirname(os.path.abspath(__file__))
+        self.process = subprocess.Popen((sys.executable, *uvicorn), cwd=here, env={**os.environ, "SHOP_DSN": self.dsn})
         while True:
             try:
                 (await asyncio.open_connection("127.0.0.1", self.port))[1].close()
                 return self
             except OSError:
-                assert self.process.returncode is None, "the app does not start"
+                assert self.process.poll() is None, "the app does not start"
                 await asyncio.sleep(0.05)
 
     async def __aexit__(self, *_):
-        if self.process.returncode is None:
-            self.process.terminate()
-        await self.process.wait()
+        self.process.terminate()
+        await asyncio.to_thread(self.process.wait)
 
     async def order(self, key: str, item: str, die: str = "") -> httpx.Response:
         headers = {"idempotency-key": key, "x-user": "ada", "x-die": die}

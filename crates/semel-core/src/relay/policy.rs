@@ -23,11 +23,11 @@ pub enum Poison {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RelayPolicy {
-    /// Rows read at once. Default 500.
+    /// Rows read at once. Default 1 000.
     pub page_rows: u32,
     /// Bytes of data read at once. Default 4 MiB.
     pub page_bytes: u64,
-    /// Rows held in memory at most, sent and unsent; at most half of them are on their way. Default 4 000.
+    /// Rows held in memory at most, sent and unsent; at most half of them are on their way. Default 8 000.
     pub window_rows: usize,
     /// Bytes of data held in memory; no further page is read beyond it. Default 32 MiB.
     pub window_bytes: u64,
@@ -63,9 +63,9 @@ pub struct RelayPolicy {
 impl Default for RelayPolicy {
     fn default() -> Self {
         Self {
-            page_rows: 500,
+            page_rows: 1_000,
             page_bytes: 4 << 20,
-            window_rows: 4_000,
+            window_rows: 8_000,
             window_bytes: 32 << 20,
             save_every_ms: 250,
             idle_min_ms: 1,

@@ -432,7 +432,9 @@ impl Machine {
         }
         let (one_per_key, max) = match self.order {
             SinkOrder::OnePerKey { in_flight_max } => (true, in_flight_max.saturating_sub(self.in_flight())),
-            SinkOrder::Pipelined { in_flight_max } if self.in_flight() == 0 => (false, in_flight_max),
+            SinkOrder::Pipelined { in_flight_max } if self.redrive.calls.is_empty() => {
+                (false, in_flight_max.saturating_sub(self.in_flight()))
+            }
             SinkOrder::Pipelined { .. } | SinkOrder::Transactional { .. } => return,
         };
         let max = if one_by_one {

@@ -7,6 +7,9 @@ use super::machine::Machine;
 use super::window::State;
 use crate::store::SinkOrder;
 
+/// Calls of a pipelined sink at once. While one is answered the next is on its way; no key is in two of them.
+const CALLS_MAX: usize = 4;
+
 impl Machine {
     /// Hands rows to the sink; returns the row that must be marked in the store before it is sent.
     pub(super) fn decide_sends(&mut self, now: u64, commands: &mut Vec<Command>) -> Option<i64> {
@@ -23,9 +26,8 @@ impl Machine {
         let one_by_one = self.one_by_one();
         let (one_per_key, most) = match self.order {
             SinkOrder::OnePerKey { in_flight_max } => (true, in_flight_max),
-            SinkOrder::Pipelined { in_flight_max } => {
-                (false, if self.in_flight() == 0 { in_flight_max } else { 0 })
-            }
+            SinkOrder::Pipelined { .. } if self.calls.len() >= CALLS_MAX => return None,
+            SinkOrder::Pipelined { in_flight_max } => (false, in_flight_max),
             // Those go out by `decide_transactions`.
             SinkOrder::Transactional { .. } => return None,
         };
@@ -36,11 +38,7 @@ impl Machine {
         } else {
             most.max(usize::from(self.in_flight() == 0))
         };
-        let room = room.saturating_sub(if one_per_key || one_by_one {
-            self.in_flight()
-        } else {
-            0
-        });
+        let room = room.saturating_sub(self.in_flight());
         if room == 0 {
             return None;
         }

@@ -85,7 +85,8 @@ async fn python(folder: &Path, arguments: &[&str]) -> String {
         .env("TMPDIR", folder)
         .env("BANK", folder.join("bank"))
         .stdin(Stdio::null())
-        .stdout(log.reopen().unwrap())
+        // Of one open file, or two offsets write over each other.
+        .stdout(log.as_file().try_clone().unwrap())
         .stderr(log.as_file().try_clone().unwrap());
     let mut process = Process::spawn(&mut command).unwrap();
     let text = || std::fs::read_to_string(log.path()).unwrap();

@@ -30,8 +30,9 @@ use semel_core::{ErrorKind, Nonce, StoreError};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
+use super::outbox_reading::Reading;
 use super::outbox_reshard::Change;
-use super::outbox_rows::{EVENT, SHARD, Shard, exception, page_row, shard};
+use super::outbox_rows::{EVENT, SHARD, Shard, exception, shard};
 use crate::db::Postgres;
 use crate::error::{autocommit_failed, classify};
 use crate::gate::{query, query_as, query_scalar};
@@ -240,12 +241,13 @@ impl OutboxStore for Postgres {
         let Some(open) = &cursor.open else {
             return Ok(Guarded::Done(Page::default()));
         };
-        let sql = if self.small_batches.get(&lease.shard) == Some(cursor.batch_no) {
+        let (small, rows_max) = self.pages.hint(&lease.shard, cursor.batch_no, size);
+        let sql = if small {
             include_str!("../sql/outbox_small_page.sql")
         } else {
             include_str!("../sql/outbox_page.sql")
         };
-        let rows = query(sql)
+        let query = query(sql)
             .bind(&lease.shard.stream)
             .bind(i32::from(lease.shard.index))
             .bind(lease.epoch.0)
@@ -256,22 +258,18 @@ impl OutboxStore for Postgres {
             .bind(i32::from(lease.slots.first))
             .bind(i32::from(lease.slots.last))
             .bind(after)
-            .bind(i64::from(size.rows))
-            .bind(i64::try_from(size.bytes).unwrap_or(i64::MAX))
-            .fetch_all(&self.own)
+            .bind(i64::from(rows_max));
+        let mut reading = Reading::after(after, size);
+        self.own
+            .take_rows(query, |row| reading.take(row))
             .await
             .map_err(failed)?;
-        let mut page = Page::default();
-        for row in &rows {
-            if !row.try_get::<bool, _>("mine").map_err(failed)? {
-                return self.not_mine(lease, "read_page").await;
-            }
-            // Without rows there is one that says only whose the batch is.
-            if let Some(found) = row.try_get::<Option<i64>, _>("found").map_err(failed)? {
-                page.rows.push(page_row(row)?);
-                page.more = found >= i64::from(size.rows) || found > rows.len() as i64;
-            }
+        let (mine, bytes, mut page) = reading.end()?;
+        if !mine {
+            return self.not_mine(lease, "read_page").await;
         }
+        page.more |= page.rows.len() >= rows_max as usize;
+        self.pages.read(&lease.shard, page.rows.len(), bytes);
         Ok(Guarded::Done(page))
     }
 
@@ -344,7 +342,7 @@ impl OutboxStore for Postgres {
         limit: u32,
     ) -> Result<Vec<StoredException>, StoreError> {
         let sql = format!(
-            "SELECT shard, kind, attempts, reason, batch_no, semel.us(since) AS since_us, {EVENT} FROM semel.outbox_exception
+            "SELECT {EVENT}, shard, kind, attempts, reason, batch_no, semel.us(since) AS since_us FROM semel.outbox_exception
              WHERE stream = $1 AND id > $2 ORDER BY id LIMIT $3"
         );
         let rows = query(AssertSqlSafe(sql))
@@ -525,7 +523,7 @@ impl Postgres {
             });
         };
         let cursor = shard(&row)?.cursor;
-        self.small_batches.set(&lease.shard, small.then_some(batch_no));
+        self.pages.opened(&lease.shard, small.then_some(batch_no));
         Ok(Some(Guarded::Done(if open.is_some() {
             Opening::Opened(cursor)
         } else {

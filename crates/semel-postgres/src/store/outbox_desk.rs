@@ -73,7 +73,7 @@ fn kept_row(row: &PgRow) -> Result<KeptRow, sqlx::Error> {
 }
 
 async fn find(tx: &mut Tx, row: i64) -> Result<Option<DeskRow>, StoreError> {
-    let sql = format!("SELECT {DESK}, {EVENT} FROM semel.outbox_exception WHERE id = $1");
+    let sql = format!("SELECT {EVENT}, {DESK} FROM semel.outbox_exception WHERE id = $1");
     let found = query(AssertSqlSafe(sql))
         .bind(row)
         .fetch_optional(&mut **tx)
@@ -139,7 +139,7 @@ async fn lock_owned(tx: &mut Tx, lease: &ShardLease) -> Result<bool, StoreError>
 impl OutboxDesk for Postgres {
     async fn desk_rows(&self, wanted: &DeskQuery) -> Result<Vec<DeskRow>, StoreError> {
         let sql = format!(
-            "SELECT {DESK}, {EVENT} FROM semel.outbox_exception
+            "SELECT {EVENT}, {DESK} FROM semel.outbox_exception
              WHERE id > $1 AND ($2::text IS NULL OR stream = $2) AND ($3::bytea IS NULL OR key = $3)
                AND ($4::text IS NULL OR kind = $4)
              ORDER BY id LIMIT $5"
@@ -157,7 +157,7 @@ impl OutboxDesk for Postgres {
     }
 
     async fn desk_row(&self, row: i64) -> Result<Option<DeskRow>, StoreError> {
-        let sql = format!("SELECT {DESK}, {EVENT} FROM semel.outbox_exception WHERE id = $1");
+        let sql = format!("SELECT {EVENT}, {DESK} FROM semel.outbox_exception WHERE id = $1");
         let found = query(AssertSqlSafe(sql))
             .bind(row)
             .fetch_optional(&self.gate)
@@ -273,7 +273,7 @@ impl OutboxDesk for Postgres {
             return Ok(Guarded::Lost);
         }
         let sql = format!(
-            "SELECT {DESK}, {EVENT} FROM semel.outbox_exception WHERE stream = $1 AND shard = $2
+            "SELECT {EVENT}, {DESK} FROM semel.outbox_exception WHERE stream = $1 AND shard = $2
                AND (asked IS NOT NULL OR {LISTED} AND key IN (SELECT key FROM semel.outbox_exception
                  WHERE stream = $1 AND shard = $2 AND asked IN ('retry', 'release') AND {LISTED}))
              ORDER BY id LIMIT $3"

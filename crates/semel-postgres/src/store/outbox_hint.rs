@@ -1,30 +1,46 @@
-//! Which shards' open batches are small.
+//! What is known of the next page of a shard: hints, which cost time at most where they are missing or wrong.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use semel_core::relay::ShardId;
+use semel_core::store::PageSize;
 
-/// Per shard, the number of its open batch where that batch is small: such a batch is read by its transactions, any other
-/// by the primary key, which walks over settled rows between a late small number and the newest. Both find the same rows,
-/// so a hint that is missing costs time at most.
+#[derive(Debug, Clone, Copy, Default)]
+struct Hint {
+    /// The number of its open batch where that batch is small: it is read by its transactions, any other by the primary key,
+    /// which walks over settled rows between a late small number and the newest. Both find the same rows.
+    small: Option<i64>,
+    /// Bytes of data of a row of the last page.
+    row_bytes: u64,
+}
+
+/// Hints per shard.
 #[derive(Clone, Default)]
-pub(crate) struct SmallBatches(Arc<Mutex<HashMap<ShardId, i64>>>);
+pub(crate) struct PageHints(Arc<Mutex<HashMap<ShardId, Hint>>>);
 
-impl SmallBatches {
-    pub(super) fn set(&self, shard: &ShardId, batch_no: Option<i64>) {
-        let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match batch_no {
-            Some(batch_no) => map.insert(shard.clone(), batch_no),
-            None => map.remove(shard),
-        };
+impl PageHints {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ShardId, Hint>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn get(&self, shard: &ShardId) -> Option<i64> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(shard)
-            .copied()
+    /// A batch was opened; its number where it is small.
+    pub(super) fn opened(&self, shard: &ShardId, small: Option<i64>) {
+        self.lock().entry(shard.clone()).or_default().small = small;
+    }
+
+    /// A page was read.
+    pub(super) fn read(&self, shard: &ShardId, rows: usize, bytes: u64) {
+        let row_bytes = bytes / (rows as u64).max(1);
+        self.lock().entry(shard.clone()).or_default().row_bytes = row_bytes;
+    }
+
+    /// Whether the batch is small, and how many rows to ask for: not many more than the page can hold, for what is
+    /// beyond it crosses the network for nothing.
+    pub(super) fn hint(&self, shard: &ShardId, batch_no: i64, size: PageSize) -> (bool, u32) {
+        let hint = self.lock().get(shard).copied().unwrap_or_default();
+        let fit = size.bytes / hint.row_bytes.max(1) + 1;
+        let rows = size.rows.min(u32::try_from(fit).unwrap_or(u32::MAX));
+        (hint.small == Some(batch_no), rows)
     }
 }

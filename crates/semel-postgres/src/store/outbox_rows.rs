@@ -10,9 +10,11 @@ use sqlx::postgres::PgRow;
 
 use crate::error::classify;
 
-/// The columns that [`page_row`] reads.
-pub(super) const EVENT: &str = "id, stream, event_id, topic, type, source, key, content_type, headers, data,
-  traceparent, semel.created_us(created_at) AS created_us";
+/// The columns that [`page_row`] reads: the first ones of a row, in this order.
+pub(super) const EVENT: &str =
+    "id, stream, event_id, topic, type, source, key, content_type, headers, data, traceparent, created_at";
+/// How many they are.
+pub(super) const EVENT_COLUMNS: usize = 12;
 /// The columns that [`shard`] reads, of the table `s`.
 pub(super) const SHARD: &str = "s.stream, s.shard, s.slot_first, s.slot_last, s.epoch, s.nonce, s.owner,
   s.until > clock_timestamp() AS held, s.prev::text AS prev, s.open::text AS open, s.last_id, s.batch_no, s.version,
@@ -101,42 +103,44 @@ fn log_copy(text: &str) -> Result<LogCopy, sqlx::Error> {
         .ok_or_else(|| sqlx::Error::Decode(format!("column log cannot be read: {text:?}").into()))
 }
 
-/// A row of the outbox or of the exceptions. What cannot be read makes this row barred, never the page.
+/// A row of the outbox or of the exceptions, whose first columns are [`EVENT`]. By their places: a look-up by name for each
+/// column of each row costs more than the rest. What cannot be read makes this row barred, never the page.
 pub(super) fn page_row(row: &PgRow) -> Result<PageRow, StoreError> {
     let read = || -> Result<PageRow, sqlx::Error> {
-        let bytes = |column| {
+        let bytes = |column: usize| {
             row.try_get::<Option<Vec<u8>>, _>(column)
                 .map(|value| value.map(Bytes::from))
         };
-        let stored: Option<String> = row.try_get("headers")?;
-        let (pairs, barred) = match stored.as_deref().map(|text| headers::decode(text.as_bytes())) {
+        let (headers, barred) = match row.try_get::<Option<&str>, _>(8)? {
             None => (Vec::new(), None),
-            Some(Some(pairs)) => (pairs, None),
-            Some(None) => (
-                Vec::new(),
-                Some(r#"headers are not JSON of the form [["name","hexadecimal value"]]"#.to_owned()),
-            ),
+            Some(text) => match headers::decode(text.as_bytes()) {
+                Some(pairs) => {
+                    let pairs = pairs.into_iter();
+                    let pairs = pairs.map(|(name, value)| (name, value.unwrap_or_default()));
+                    (pairs.collect(), None)
+                }
+                None => {
+                    let why = r#"headers are not JSON of the form [["name","hexadecimal value"]]"#;
+                    (Vec::new(), Some(why.to_owned()))
+                }
+            },
         };
         let event = Event {
-            id: row.try_get("event_id")?,
-            stream: row.try_get("stream")?,
-            topic: row.try_get("topic")?,
-            kind: row.try_get("type")?,
-            source: row.try_get("source")?,
-            key: bytes("key")?,
-            content_type: row.try_get("content_type")?,
-            headers: pairs
-                .into_iter()
-                .map(|(name, value)| (name, value.unwrap_or_default()))
-                .collect(),
-            data: bytes("data")?,
-            traceparent: row.try_get("traceparent")?,
+            stream: row.try_get(1)?,
+            id: row.try_get(2)?,
+            topic: row.try_get(3)?,
+            kind: row.try_get(4)?,
+            source: row.try_get(5)?,
+            key: bytes(6)?,
+            content_type: row.try_get(7)?,
+            headers,
+            data: bytes(9)?,
+            traceparent: row.try_get(10)?,
         };
-        let created_at = Timestamp(row.try_get("created_us")?);
         Ok(PageRow {
             row: OutboxRow {
-                row: row.try_get("id")?,
-                created_at,
+                row: row.try_get(0)?,
+                created_at: created_at(row)?,
                 batch_no: 0,
                 event,
             },
@@ -144,6 +148,23 @@ pub(super) fn page_row(row: &PgRow) -> Result<PageRow, StoreError> {
         })
     };
     read().map_err(|error| classify("read row", error))
+}
+
+/// The time of a row: microseconds since 2000 in eight bytes. A time that only a table without its constraint can hold
+/// (infinity, a year beyond 9999) is the nearest one that can be sent, so that no row stops a relay.
+fn created_at(row: &PgRow) -> Result<Timestamp, sqlx::Error> {
+    /// From 1970 to 2000.
+    const POSTGRES_US: i64 = 946_684_800_000_000;
+    /// The last microsecond of the year 9999, since 1970.
+    const LAST_US: i64 = 253_402_300_799_999_999;
+    let bytes: [u8; 8] = row
+        .try_get_raw(EVENT_COLUMNS - 1)?
+        .as_bytes()
+        .map_err(sqlx::Error::Decode)?
+        .try_into()
+        .map_err(|_| sqlx::Error::Decode("created_at is not eight bytes long".into()))?;
+    let us = i64::from_be_bytes(bytes).saturating_add(POSTGRES_US);
+    Ok(Timestamp(us.clamp(0, LAST_US)))
 }
 
 /// A row of the exceptions: [`EVENT`], and what is known of it there.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::guard::{Guard, free_port};
 use super::kafka_log::{self, KafkaRecord};
-use super::kafka_wire;
+use super::{is_for_speed, kafka_wire};
 
 /// How long a broker may take to answer. It takes four seconds when the machine has nothing else to do.
 const READY_WITHIN: Duration = Duration::from_secs(120);
@@ -93,7 +93,8 @@ impl KafkaServer {
             .append(true)
             .open(self.log())
             .unwrap();
-        let child = java(&["-Xmx384m"])
+        let heap = if is_for_speed() { "-Xmx1g" } else { "-Xmx384m" };
+        let child = java(&[heap])
             .arg("kafka.Kafka")
             .arg(self.properties())
             .stdout(log.try_clone().unwrap())
@@ -269,11 +270,13 @@ fn properties(root: &Path, port: u16, advertised: u16, controller: u16) -> Strin
 
 fn java(options: &[&str]) -> Command {
     let mut command = Command::new("java");
+    if !is_for_speed() {
+        command.arg("-XX:TieredStopAtLevel=1");
+    }
     command
         .args(options)
         .args([
             "-XX:+UseSerialGC",
-            "-XX:TieredStopAtLevel=1",
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
             "-cp",
         ])

@@ -16,6 +16,8 @@ mod postgres;
 mod rabbitmq;
 mod redis;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 pub use guard::{Guard, free_port};
 pub use kafka::{KafkaServer, kafka};
 pub use kafka_log::KafkaRecord;
@@ -25,3 +27,15 @@ pub use pgbouncer::{PgBouncer, pgbouncer};
 pub use postgres::{PostgresServer, postgres};
 pub use rabbitmq::{RABBITMQ_MESSAGE_BYTES_MAX, RabbitmqServer, rabbitmq};
 pub use redis::{RedisCluster, RedisServer, redis};
+
+static FOR_SPEED: AtomicBool = AtomicBool::new(false);
+
+/// For benches, before the first server starts: sets servers up to work fast. Without it they are set up to start fast
+/// and to stay small (Kafka's virtual machine compiles in a hurry, PostgreSQL caches 64 MB).
+pub fn for_speed() {
+    FOR_SPEED.store(true, Ordering::Relaxed);
+}
+
+fn is_for_speed() -> bool {
+    FOR_SPEED.load(Ordering::Relaxed)
+}

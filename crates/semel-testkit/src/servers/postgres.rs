@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::guard::{Guard, free_port};
+use super::is_for_speed;
 
 /// One PostgreSQL server.
 #[derive(Debug)]
@@ -70,9 +71,10 @@ impl PostgresServer {
     }
 
     fn try_launch(&mut self) -> Result<(), String> {
+        let cached_mb = if is_for_speed() { 512 } else { 64 };
         let options = format!(
             "-p {} -k {} -c listen_addresses=127.0.0.1 -c wal_level=logical -c max_prepared_transactions=20 \
-             -c max_connections=200 -c shared_buffers=64MB",
+             -c max_connections=200 -c shared_buffers={cached_mb}MB",
             self.port,
             self.guard.dir().display()
         );
