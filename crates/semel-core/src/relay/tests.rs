@@ -263,11 +263,26 @@ fn many_keys_are_on_their_way_and_one_row_of_each() {
 }
 
 #[test]
-fn a_pipelined_sink_gets_one_call_at_a_time() {
+fn a_pipelined_sink_gets_as_many_rows_as_it_takes() {
     let mut bench = Bench::new(PIPELINED, quiet(), &["a", "a", "b", "c", "d"]);
     assert_eq!(bench.sent, [(1, vec![1, 2, 3, 4])]);
     bench.answer(1, vec![Ok(()); 4]);
     assert_eq!(bench.sent, [(2, vec![5])]);
+}
+
+#[test]
+fn a_pipelined_sink_gets_the_next_page_while_it_answers_and_no_key_in_two_calls() {
+    let mut policy = quiet();
+    policy.page_rows = 2;
+    let mut bench = Bench::new(PIPELINED, policy, &["a", "b", "a", "c"]);
+    assert_eq!(bench.sent, [(1, vec![1, 2]), (2, vec![4])]);
+    let away = || SinkError::new(SinkErrorClass::Away, "gone");
+    bench.answer(1, vec![Err(away()), Ok(())]);
+    assert_eq!(
+        bench.sent,
+        [(2, vec![4])],
+        "a pause, and row 3 stays behind row 1"
+    );
 }
 
 /// The cursor stands behind the acknowledged prefix, whatever else is acknowledged: what a crash would send again.

@@ -113,7 +113,7 @@ pub(crate) const RELAY: Section = Section {
         field(
             "window_rows",
             "number",
-            "4000 (Kafka's transactional mode: 4 × `transaction_rows_max`)",
+            "8000 (Kafka's transactional mode: 4 × `transaction_rows_max`)",
             "events held in memory at most",
         ),
         field(
@@ -207,7 +207,6 @@ pub(crate) fn read(table: &Table<'_>) -> Option<RelayConfig> {
     {
         // Two transactions on their way, and as much being read meanwhile.
         policy.window_rows = (rows_max * 4).clamp(policy.window_rows, 100_000);
-        policy.page_rows = 1_000;
     }
     if policy.send_timeout_ms >= lease {
         table.mistake(

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::process::remove_folder;
+use super::process::{REMOVAL_MAX, remove_folder};
 use super::report::Shop;
 use super::trouble::{Doing as _, Trouble};
 
@@ -72,7 +72,7 @@ impl Drop for Root {
     fn drop(&mut self) {
         if !self.kept {
             // By now every process has been killed. What cannot be removed is left to the system's temporary folder.
-            let _ = remove_folder(&self.path);
+            let _ = remove_folder(&self.path, REMOVAL_MAX);
         }
     }
 }

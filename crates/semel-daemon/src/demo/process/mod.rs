@@ -8,4 +8,4 @@ mod watchdog;
 pub(crate) use keeper::{Counts, Keeper, Recipe};
 pub(crate) use ports::Port;
 pub(crate) use troupe::{Part, Troupe};
-pub(crate) use watchdog::{Watchdog, remove_folder, sweep, watch};
+pub(crate) use watchdog::{REMOVAL_MAX, Watchdog, remove_folder, sweep, watch};

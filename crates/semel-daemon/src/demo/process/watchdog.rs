@@ -9,7 +9,7 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_current_process_group};
 use tokio::signal::unix::{SignalKind, signal};
@@ -20,8 +20,11 @@ use crate::exit::Exit;
 /// Written into the pipe before it is closed on purpose: the folder is still wanted.
 const DONE: &[u8] = b"done";
 
-/// How often a folder is tried to be removed, and how long between.
-const REMOVALS_MAX: u32 = 100;
+/// How long a folder is tried to be removed while the demo waits for it, and by the sweeper, for whom nobody waits: a process
+/// that was killed inside a long flush of a busy disk still makes files until it returns.
+pub(crate) const REMOVAL_MAX: Duration = Duration::from_secs(5);
+const SWEEP_MAX: Duration = Duration::from_secs(600);
+/// How long between two tries.
 const REMOVAL_PAUSE: Duration = Duration::from_millis(50);
 
 /// The demo's end of the pipe. Dropping it kills every process of the group.
@@ -112,7 +115,7 @@ fn sweep_after_us(dir: &Path) -> Option<Child> {
 /// The sweeper's own life.
 pub(crate) fn sweep(remove: &Path) -> Exit {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
-    if remove_folder(remove) {
+    if remove_folder(remove, SWEEP_MAX) {
         Exit::Ok
     } else {
         Exit::Failed
@@ -120,14 +123,15 @@ pub(crate) fn sweep(remove: &Path) -> Exit {
 }
 
 /// Removes a folder whose processes were killed. One of them may still be ending a system call that makes a file, so
-/// what could not be removed is tried again. Says whether it is gone.
-pub(crate) fn remove_folder(folder: &Path) -> bool {
-    for _ in 0..REMOVALS_MAX {
+/// what could not be removed is tried again, for so long. Says whether it is gone.
+pub(crate) fn remove_folder(folder: &Path, at_most: Duration) -> bool {
+    let begun = Instant::now();
+    loop {
         match std::fs::remove_dir_all(folder) {
             Ok(()) => return true,
             Err(error) if error.kind() == ErrorKind::NotFound => return true,
+            Err(_) if begun.elapsed() >= at_most => return false,
             Err(_) => std::thread::sleep(REMOVAL_PAUSE),
         }
     }
-    false
 }
