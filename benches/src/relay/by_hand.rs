@@ -69,15 +69,33 @@ fn producer(linger_ms: u32) -> (Arc<BaseProducer<Pages>>, mpsc::UnboundedReceive
     (producer, pages)
 }
 
+/// As long as those of the relay's events.
+const ATTRIBUTES: [(&str, &str); 6] = [
+    ("ce_specversion", "1.0"),
+    ("ce_source", "/semel"),
+    ("ce_type", "order.placed"),
+    ("ce_time", "2026-01-01T00:00:00.000000Z"),
+    ("ce_sequence", "0000000000000000001-0000000000000000001"),
+    ("content-type", "application/json"),
+];
+
 /// Hands a page over, waiting where the queue is full.
-fn send(producer: &BaseProducer<Pages>, topic: &str, page: usize, rows: &[PgRow]) {
+fn send(producer: &BaseProducer<Pages>, topic: &str, page: usize, rows: &[PgRow], whole: bool) {
     producer.context().left.lock().unwrap().insert(page, rows.len());
     for row in rows {
         let id = row.get::<Uuid, _>(3).to_string();
-        let headers = OwnedHeaders::new().insert(Header {
+        let mut headers = OwnedHeaders::new_with_capacity(8).insert(Header {
             key: "ce_id",
             value: Some(&id),
         });
+        if whole {
+            for (key, value) in ATTRIBUTES {
+                headers = headers.insert(Header {
+                    key,
+                    value: Some(value),
+                });
+            }
+        }
         let mut record = BaseRecord::with_opaque_to(topic, page)
             .key(row.get::<&[u8], _>(1))
             .payload(row.get::<&[u8], _>(2))
@@ -99,6 +117,8 @@ pub(super) struct Limit {
     pub(super) linger_ms: u32,
     /// Waits until what it read is on disk.
     pub(super) gate: bool,
+    /// All attributes of an event, as the sink sends them, and not its id alone.
+    pub(super) whole: bool,
 }
 
 /// A page on its way: its number, its last row and the cursor when all of it is acknowledged.
@@ -129,7 +149,7 @@ impl Limit {
                 if sent.send((number, last, prev, rows.len() as u64)).is_err() {
                     return;
                 }
-                send(&producer, &topic, number, &rows);
+                send(&producer, &topic, number, &rows, self.whole);
                 number += 1;
             }
         });
@@ -251,7 +271,7 @@ pub(super) async fn skip_locked(db: &PgPool, topic: &str, batch: i64) -> u64 {
         }
         let (producer, topic) = (Arc::clone(&producer), topic.to_owned());
         let rows = tokio::task::spawn_blocking(move || {
-            send(&producer, &topic, number, &rows);
+            send(&producer, &topic, number, &rows, false);
             rows
         })
         .await

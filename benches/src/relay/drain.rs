@@ -111,8 +111,13 @@ async fn drain(plan: Plan, held: bool, only: Option<&str>) {
         relay_sharded(backlog, rows, shards).await
     };
     Table::new(title, "rows")
-        .contender("limit: by hand, durability gate", || by_hand(rows, held, true))
-        .contender("by hand, no gate", || by_hand(rows, held, false))
+        .contender("limit: by hand, durability gate", || {
+            by_hand(rows, held, true, false)
+        })
+        .contender("by hand, no gate", || by_hand(rows, held, false, false))
+        .contender("by hand, durability gate, all attributes of an event", || {
+            by_hand(rows, held, true, true)
+        })
         .contender("relay into a sink that takes everything at once", || async move {
             let backlog = Backlog::new(rows, held).await;
             relay(
@@ -123,7 +128,7 @@ async fn drain(plan: Plan, held: bool, only: Option<&str>) {
             )
             .await
         })
-        .contender("relay", || shards(1))
+        .contender("relay, one shard", || shards(1))
         .contender("relay, 4 shards", || shards(4))
         .contender("relay, in transactions of 5,000", || {
             relay_in_transactions(rows, held, 5_000)
@@ -137,10 +142,14 @@ async fn drain(plan: Plan, held: bool, only: Option<&str>) {
         .await;
 }
 
-async fn by_hand(rows: u32, held: bool, gate: bool) -> Sample {
+async fn by_hand(rows: u32, held: bool, gate: bool, whole: bool) -> Sample {
     let backlog = Backlog::new(rows, held).await;
     let (done, mut seen) = watch::channel(0);
-    let limit = Limit { linger_ms: 5, gate };
+    let limit = Limit {
+        linger_ms: 2,
+        gate,
+        whole,
+    };
     let begun = Instant::now();
     let (url, topic) = (backlog.url.clone(), backlog.topic.clone());
     let running = tokio::spawn(async move { limit.run(&url, &topic, done).await });
@@ -224,6 +233,7 @@ async fn latency(plan: Plan, only: Option<&str>) {
         let limit = Limit {
             linger_ms: 0,
             gate: true,
+            whole: false,
         };
         steady(
             run,

@@ -13,8 +13,8 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use sqlx::postgres::{PgArguments, PgPool, PgPoolOptions, PgQueryResult, PgRow, PgTypeInfo};
 use sqlx::query::{Query, QueryAs, QueryScalar};
 use sqlx::{
-    Acquire as _, AssertSqlSafe, Either, Error, Execute, Executor, FromRow, Postgres as Driver, SqlSafeStr,
-    SqlStr, Transaction,
+    Acquire as _, AssertSqlSafe, Connection as _, Either, Error, Execute, Executor, FromRow,
+    Postgres as Driver, SqlSafeStr, SqlStr, Transaction,
 };
 
 /// How connections reach the server.
@@ -132,18 +132,22 @@ impl Gate {
             .map_err(|error| Error::Io(std::io::Error::other(error)))?
     }
 
-    /// Gives the rows of a statement to `take`, one by one, until it breaks. What is left is then read and thrown away
-    /// before the connection is used again.
+    /// Gives the rows of a statement to `take`, one by one, until it breaks. The connection is then closed: what is left
+    /// would have to be read before anyone could use it, a lease's renewal among them. In a pooler's transaction it is read.
     pub(crate) async fn take_rows<'q>(
         &self,
         query: Query<'q, Driver, PgArguments>,
         take: impl FnMut(&PgRow) -> ControlFlow<()> + Send,
     ) -> Result<(), Error> {
         if !self.pooled() {
-            return take_rows(&self.pool, query, take).await;
+            let mut connection = self.pool.acquire().await?;
+            if take_rows(&mut *connection, query, take).await?.is_break() {
+                connection.detach().close_hard().await?;
+            }
+            return Ok(());
         }
         let mut tx = self.begin().await?;
-        take_rows(&mut *tx, query, take).await?;
+        let _ = take_rows(&mut *tx, query, take).await?;
         tx.commit().await
     }
 
@@ -162,14 +166,14 @@ async fn take_rows<'c, 'q: 'c>(
     executor: impl Executor<'c, Database = Driver>,
     query: Query<'q, Driver, PgArguments>,
     mut take: impl FnMut(&PgRow) -> ControlFlow<()> + Send,
-) -> Result<(), Error> {
+) -> Result<ControlFlow<()>, Error> {
     let mut rows = query.fetch(executor);
     while let Some(row) = rows.try_next().await? {
         if take(&row).is_break() {
-            break;
+            return Ok(ControlFlow::Break(()));
         }
     }
-    Ok(())
+    Ok(ControlFlow::Continue(()))
 }
 
 impl<'p> Executor<'p> for &'_ Gate {

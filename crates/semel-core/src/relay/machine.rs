@@ -561,14 +561,15 @@ impl Machine {
         }
         if self.cursor.open.is_some() && !self.reading.all {
             let room = self.policy.window_rows.saturating_sub(self.window.len());
-            let page = self.policy.page_rows as usize;
-            if room >= page.min(self.policy.window_rows) && self.window.bytes() < self.policy.window_bytes {
+            // A small window is read in parts, too: what is on its way needs the other half.
+            let page = (self.policy.page_rows as usize).min((self.policy.window_rows / 4).max(1));
+            if room >= page && self.window.bytes() < self.policy.window_bytes {
                 self.reading.out = true;
                 commands.push(Command::ReadPage {
                     cursor: self.cursor.clone(),
                     after: self.reading.to,
                     size: PageSize {
-                        rows: self.policy.page_rows.min(u32::try_from(room).unwrap_or(u32::MAX)),
+                        rows: u32::try_from(page).unwrap_or(u32::MAX),
                         bytes: self.policy.page_bytes,
                     },
                 });

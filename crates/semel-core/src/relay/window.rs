@@ -1,6 +1,7 @@
 //! The rows in memory: read, not all settled, in order.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasherDefault, DefaultHasher, Hash as _, Hasher};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -29,6 +30,8 @@ pub(super) struct Entry {
     pub(super) attempts: u32,
     /// How often the broker was away when this row was tried.
     pub(super) aways: u32,
+    /// Of its ordering key.
+    key_hash: Option<u64>,
     /// When the first attempt failed.
     pub(super) first_failed_at: Option<u64>,
     pub(super) not_before: u64,
@@ -70,6 +73,32 @@ pub(super) struct Picked {
     pub(super) rows: Vec<i64>,
     /// When a row becomes due that is not yet.
     pub(super) wake: Option<u64>,
+}
+
+fn hash(key: &Bytes) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// For what is a hash already.
+#[derive(Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
 }
 
 #[derive(Debug, Default)]
@@ -136,6 +165,7 @@ impl Window {
     /// Appends a row with a number above all others.
     pub(super) fn admit(&mut self, page_row: PageRow) {
         let entry = Entry {
+            key_hash: page_row.row.event.key.as_ref().map(hash),
             row: Arc::new(page_row.row),
             state: State::Queued,
             attempts: 0,
@@ -155,10 +185,16 @@ impl Window {
     }
 
     pub(super) fn get_mut(&mut self, row: i64) -> Option<&mut Entry> {
-        let at = self
-            .entries
-            .binary_search_by_key(&row, |entry| entry.row.row)
-            .ok()?;
+        // Numbers mostly follow one another, so its place is mostly known.
+        let from_first = row.checked_sub(self.entries.front()?.row.row)?;
+        let at = usize::try_from(from_first).ok()?;
+        let at = match self.entries.get(at) {
+            Some(entry) if entry.row.row == row => at,
+            _ => self
+                .entries
+                .binary_search_by_key(&row, |entry| entry.row.row)
+                .ok()?,
+        };
         self.entries.get_mut(at)
     }
 
@@ -301,12 +337,14 @@ impl Window {
         waiting: &HashMap<Bytes, i64>,
     ) -> Picked {
         let mut picked = Picked::default();
-        let mut busy: HashSet<&Bytes> = self.held.iter().chain(waiting.keys()).collect();
+        // By their hashes: two keys with one hash wait for each other, that is all.
+        let held = self.held.iter().chain(waiting.keys());
+        let mut busy: HashSet<u64, BuildHasherDefault<AsItIs>> = held.map(hash).collect();
         for entry in &self.entries {
             if picked.rows.len() >= max {
                 break;
             }
-            let waits_behind = entry.key().is_some_and(|key| busy.contains(key));
+            let waits_behind = entry.key_hash.is_some_and(|key| busy.contains(&key));
             if entry.settled() || waits_behind {
                 continue;
             }
@@ -320,7 +358,7 @@ impl Window {
                         .map_or(entry.not_before, |at| at.min(entry.not_before)),
                 );
             }
-            if let Some(key) = entry.key()
+            if let Some(key) = entry.key_hash
                 && (one_per_key || !due)
             {
                 busy.insert(key);

@@ -56,7 +56,8 @@ pub enum SinkOrder {
         in_flight_max: usize,
     },
     /// Rows of one call arrive in the order handed over. A call holds many rows, several of a key among them; calls are
-    /// made while earlier ones are unresolved, and no key is in two unresolved calls. When a row fails, no
+    /// made while earlier ones are unresolved, and no key is in two unresolved calls, save by a row that was set aside alone
+    /// and is sent again because a person asked for it: its order is lost already. When a row fails, no
     /// later row of its key in that call may arrive after the failure: the sink answers [`SinkErrorClass::HeldBack`]
     /// for those that it holds back. The call's future resolves only when nothing of the call can arrive any more,
     /// save for rows that failed as [`SinkErrorClass::Away`].

@@ -135,7 +135,7 @@ pub(crate) const KAFKA: Section = Section {
         field(
             "linger_ms",
             "ms",
-            "5 (transactional: 0)",
+            "1 (transactional: 2)",
             "how long a record may wait to be joined by others in a batch",
         ),
         field("in_flight_max", "number", "5000", "records on their way at most"),

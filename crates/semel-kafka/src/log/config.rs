@@ -26,7 +26,7 @@ pub struct KafkaLogConfig {
     pub rows_max: usize,
     /// How long rows of a batch wait to be joined by more of it. Default 5 ms. The last rows of a batch never wait.
     pub collect: Duration,
-    /// How long a record may wait inside the client to be joined by others in a request. Default 0.
+    /// How long a record may wait inside the client to be joined by others in a request. Default 2 ms.
     pub linger: Duration,
     /// After this long the broker ends an open transaction by itself, and until then a dead relay's transaction holds back
     /// the readers of its partitions. Default 10 s.
@@ -64,7 +64,7 @@ impl KafkaLogConfig {
             cursor_replication: -1,
             rows_max: 5_000,
             collect: Duration::from_millis(5),
-            linger: Duration::ZERO,
+            linger: Duration::from_millis(2),
             transaction_timeout: Duration::from_secs(10),
             in_flight_bytes_max: 64 << 20,
             properties: BTreeMap::new(),

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use semel_core::limits::LimitExceeded;
 use semel_core::store::{OutboxRow, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder};
 use semel_core::{Event, StoreError};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use self::page::Page;
 use self::producer::Producer;
@@ -27,7 +27,7 @@ pub struct KafkaSinkConfig {
     pub in_flight_max: usize,
     /// Bytes in flight at most; above it the broker counts as away for a moment. Default 128 MiB.
     pub in_flight_bytes_max: usize,
-    /// How long a record may wait to be joined by others in a batch. Default 5 ms.
+    /// How long a record may wait to be joined by others in a batch. Default 1 ms.
     pub linger: Duration,
     /// After this long a record counts as not delivered. The deadline of a relay's call ends earlier. Default 2 minutes.
     pub message_timeout: Duration,
@@ -54,7 +54,7 @@ impl KafkaSinkConfig {
             bootstrap: bootstrap.into(),
             in_flight_max: 5_000,
             in_flight_bytes_max: 128 << 20,
-            linger: Duration::from_millis(5),
+            linger: Duration::from_millis(1),
             message_timeout: Duration::from_secs(120),
             properties: BTreeMap::new(),
         }
@@ -98,6 +98,8 @@ pub struct KafkaSink {
 struct Shared {
     config: KafkaSinkConfig,
     state: Mutex<State>,
+    /// A page was heard of: what it barred may pass.
+    heard: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -120,10 +122,14 @@ impl Shared {
 }
 
 impl State {
+    fn is_current(&self, producer: &Arc<Producer>) -> bool {
+        self.producer.as_ref().is_some_and(|it| Arc::ptr_eq(it, producer))
+    }
+
     /// Throws the producer away, if it is still this one. Every open page bars its slots, so that what was handed over
     /// later cannot pass what failed; what it held is given up and its results come as errors.
     fn discard(&mut self, dead: &Arc<Producer>) {
-        if self.producer.as_ref().is_some_and(|p| Arc::ptr_eq(p, dead)) {
+        if self.is_current(dead) {
             self.producer = None;
             self.single |= dead.batch_too_large();
             for (id, page) in &self.open {
@@ -133,9 +139,9 @@ impl State {
         dead.purge();
     }
 
-    /// Whether a failed page that its caller has not heard of, other than this one, holds rows of these slots.
+    /// Whether a failed page that its caller has not heard of, handed over before this one, holds rows of these slots.
     fn bars(&self, id: u64, page: &Page) -> bool {
-        let mut others = self.barred.iter().filter(|(other, _)| **other != id).peekable();
+        let mut others = self.barred.iter().filter(|(other, _)| **other < id).peekable();
         if others.peek().is_none() {
             return false;
         }
@@ -158,6 +164,7 @@ impl KafkaSink {
         let shared = Shared {
             config,
             state: Mutex::new(state),
+            heard: Notify::new(),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -302,6 +309,14 @@ impl OpenPage {
         limit: Duration,
     ) -> Vec<Result<(), SinkError>> {
         let settled = async {
+            // Answered at once, it would come again at once, until the page that bars it is heard of.
+            while producer.is_none() {
+                let heard = self.shared.heard.notified();
+                if !self.shared.lock().bars(self.id, &page) {
+                    break;
+                }
+                heard.await;
+            }
             if let Some(producer) = producer.as_ref().filter(|producer| producer.single()) {
                 self.one_by_one(&page, producer).await;
             }
@@ -324,8 +339,8 @@ impl OpenPage {
             let mut state = self.shared.lock();
             if producer.failed() {
                 state.discard(producer);
-            } else if producer.single() && state.open.len() == 1 {
-                // All went through one by one, and nothing else is on its way: batches again.
+            } else if producer.single() && state.is_current(producer) {
+                // All went through one by one: batches again. What is still on its way by this producer is of other keys.
                 state.single = false;
                 state.producer = None;
             }
@@ -339,5 +354,7 @@ impl Drop for OpenPage {
         let mut state = self.shared.lock();
         state.open.remove(&self.id);
         state.barred.remove(&self.id);
+        drop(state);
+        self.shared.heard.notify_waiters();
     }
 }

@@ -138,8 +138,13 @@ impl Producer {
             ("partitioner", "murmur2_random".to_owned()),
             ("linger.ms", config.linger.as_millis().to_string()),
             (
+                // Shards share the producer, each with rows in flight of its own; what bounds memory are the bytes.
                 "queue.buffering.max.messages",
-                (config.in_flight_max * 2).max(1).to_string(),
+                config
+                    .in_flight_max
+                    .saturating_mul(2)
+                    .clamp(100_000, 10_000_000)
+                    .to_string(),
             ),
             ("queue.buffering.max.kbytes", kbytes),
         ];

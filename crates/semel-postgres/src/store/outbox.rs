@@ -269,7 +269,7 @@ impl OutboxStore for Postgres {
             return self.not_mine(lease, "read_page").await;
         }
         page.more |= page.rows.len() >= rows_max as usize;
-        self.pages.read(&lease.shard, page.rows.len(), bytes);
+        self.pages.read(&lease.shard, rows_max, page.rows.len(), bytes);
         Ok(Guarded::Done(page))
     }
 

@@ -10,6 +10,9 @@ use sqlx::postgres::PgRow;
 use super::outbox_rows::{EVENT_COLUMNS, page_row};
 use crate::error::classify;
 
+/// Rows behind a full page that are still read.
+const BEYOND_MAX: u32 = 8;
+
 /// Takes rows up to a page's bytes. Columns: those of an event, then whether the batch is still its asker's.
 pub(super) struct Reading {
     bytes_max: u64,
@@ -17,6 +20,8 @@ pub(super) struct Reading {
     mine: bool,
     last: i64,
     page: Page,
+    /// Rows behind the page that were read for nothing.
+    beyond: u32,
     failed: Option<StoreError>,
 }
 
@@ -28,11 +33,12 @@ impl Reading {
             mine: true,
             last: row,
             page: Page::default(),
+            beyond: 0,
             failed: None,
         }
     }
 
-    /// Breaks where the page is full; the row that does not fit is the next page's first.
+    /// Breaks some rows behind the end of a full page; the row that does not fit is the next page's first.
     pub(super) fn take(&mut self, row: &PgRow) -> ControlFlow<()> {
         match self.try_take(row) {
             Ok(flow) => flow,
@@ -48,8 +54,11 @@ impl Reading {
         self.mine = row.try_get(EVENT_COLUMNS).map_err(failed)?;
         // Without rows there is one that says only whose the batch is.
         let Some(number) = row.try_get::<Option<i64>, _>(0).map_err(failed)? else {
-            return Ok(ControlFlow::Break(()));
+            return Ok(ControlFlow::Continue(()));
         };
+        if self.page.more {
+            return Ok(self.beyond());
+        }
         // One that came too late would be passed over by the next page.
         if number <= self.last {
             let text = format!("row {number} came after row {}", self.last);
@@ -59,12 +68,22 @@ impl Reading {
         let data = found.row.event.data.as_ref().map_or(0, bytes::Bytes::len) as u64;
         if !self.page.rows.is_empty() && self.bytes + data > self.bytes_max {
             self.page.more = true;
-            return Ok(ControlFlow::Break(()));
+            return Ok(self.beyond());
         }
         self.last = number;
         self.bytes += data;
         self.page.rows.push(found);
         Ok(ControlFlow::Continue(()))
+    }
+
+    /// A row that is the next page's. A few are read and thrown away: to break off costs a connection.
+    fn beyond(&mut self) -> ControlFlow<()> {
+        self.beyond += 1;
+        if self.beyond > BEYOND_MAX {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     }
 
     /// Whether the batch is its asker's, the bytes of data, and the page.
