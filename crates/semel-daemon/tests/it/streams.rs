@@ -62,11 +62,11 @@ async fn relays_send_to_other_topics_with_other_headers_and_in_structured_mode()
     let daemon = folder.start().await;
     daemon.until_ready().await;
 
-    let document = |event: &Event, topic: &str| {
+    let document = |event: &Event, topic: &str, row: u32| {
         serde_json::json!({
             "specversion": "1.0", "id": event.id.to_string(), "source": "/semel", "type": "order.placed",
             "datacontenttype": "application/json", "partitionkey": "k", "traceparent": event.traceparent,
-            "semeltopic": topic, "data": { "total": 42.0 },
+            "semeltopic": topic, "sequence": format!("{:019}-{row:019}", 1), "data": { "total": 42.0 },
         })
     };
     let without_time = |text: &str| {
@@ -79,14 +79,14 @@ async fn relays_send_to_other_topics_with_other_headers_and_in_structured_mode()
         );
         it
     };
-    for (event, topic) in [(&a, "orders-v2"), (&b, "shop.parcels")] {
+    for (event, topic, row) in [(&a, "orders-v2", 1), (&b, "shop.parcels", 2)] {
         let stream = format!("events:{{{topic}}}");
         until("it is in its stream", async || {
             !entries(redis(), &url, &stream).is_empty()
         })
         .await;
         let entry = entries(redis(), &url, &stream).remove(0);
-        assert_eq!(without_time(&entry["data"]), document(event, topic));
+        assert_eq!(without_time(&entry["data"]), document(event, topic, row));
         let of = |name: &str| entry.get(name).map(String::as_str);
         assert_eq!(of("ce_id"), Some(event.id.to_string().as_str()));
         assert_eq!(of("content-type"), Some("application/cloudevents+json"));
@@ -101,7 +101,7 @@ async fn relays_send_to_other_topics_with_other_headers_and_in_structured_mode()
     let request = receiver.seen().remove(0);
     assert_eq!(
         without_time(&request.json().to_string()),
-        document(&c, "shop.parcels")
+        document(&c, "shop.parcels", 1)
     );
     assert_eq!(request.header("content-type"), "application/cloudevents+json");
     assert_eq!(request.header("semel-topic"), "shop.parcels");
