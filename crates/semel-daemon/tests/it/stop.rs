@@ -185,10 +185,15 @@ async fn every_metric_is_documented() {
             })
             .collect()
     };
+    // Shown where an outbox on PostgreSQL is in partitions: see check.rs.
+    let elsewhere = |name: &str| name.starts_with("semel_outbox_partition");
     let deadline = Instant::now() + LIMIT;
     loop {
         let shown = shown().await;
-        let missing: Vec<_> = documented.iter().filter(|name| !shown.contains(**name)).collect();
+        let missing: Vec<_> = documented
+            .iter()
+            .filter(|name| !shown.contains(**name) && !elsewhere(name))
+            .collect();
         if missing.is_empty() {
             break;
         }
