@@ -3,6 +3,7 @@
 
 use bytes::Bytes;
 
+use crate::event::Event;
 use crate::key::hex;
 
 /// Headers in order; names may repeat, values may be null.
@@ -44,6 +45,31 @@ fn unhex(text: &str) -> Option<Bytes> {
         .map(Bytes::from)
 }
 
+/// The stored form of an event's headers; `None` when it has none.
+#[must_use]
+pub fn encode_event(event: &Event) -> Option<String> {
+    let pairs: Vec<(&str, String)> = event
+        .headers
+        .iter()
+        .map(|(name, value)| (name.as_str(), hex(value)))
+        .collect();
+    // Strings always serialise.
+    (!pairs.is_empty()).then(|| serde_json::to_string(&pairs).unwrap_or_default())
+}
+
+/// Reads an event's headers from their stored form; a null value is an empty one.
+///
+/// # Errors
+/// Why the event cannot be sent: what is stored is no such form.
+pub fn decode_event(stored: Option<&[u8]>) -> Result<Vec<(String, Bytes)>, &'static str> {
+    let Some(stored) = stored else {
+        return Ok(Vec::new());
+    };
+    let pairs = decode(stored).ok_or(r#"headers are not JSON of the form [["name","hexadecimal value"]]"#)?;
+    let value = |(name, value): (String, Option<Bytes>)| (name, value.unwrap_or_default());
+    Ok(pairs.into_iter().map(value).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,6 +82,18 @@ mod tests {
         ) {
             let headers: Headers = headers.into_iter().map(|(n, v)| (n, v.map(Bytes::from))).collect();
             prop_assert_eq!(decode(&encode(&headers)), Some(headers));
+        }
+
+        #[test]
+        fn those_of_an_event_have_the_same_form(
+            headers in prop::collection::vec((".{0,8}", prop::collection::vec(any::<u8>(), 0..9)), 0..9)
+        ) {
+            let mut event = Event::new(uuid::Uuid::nil(), "t", "k");
+            event.headers = headers.into_iter().map(|(n, v)| (n, Bytes::from(v))).collect();
+            let pairs: Headers = event.headers.iter().map(|(n, v)| (n.clone(), Some(v.clone()))).collect();
+            let stored = encode_event(&event).map(String::into_bytes);
+            prop_assert_eq!(&stored, &(!pairs.is_empty()).then(|| encode(&pairs)));
+            prop_assert_eq!(decode_event(stored.as_deref()), Ok(event.headers));
         }
     }
 

@@ -24,7 +24,7 @@ pub use mixed::{Batching, LANES_MAX, MixedBatch, MixedReplies};
 pub use outbox::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, CursorSave, Exception, ExceptionKind, Guarded, Opening,
     OutboxStore, Page, PageRow, PageSize, SHARDS_MAX, ShardBacklog, StoredException, check_stream,
-    exception_repeated, other_shards,
+    exception_repeated,
 };
 pub use outbox_desk::{
     DeskChange, DeskEntry, DeskQuery, DeskRequest, DeskRow, Hold, KeptRow, KeptState, NOTE_BYTES_MAX,

@@ -254,7 +254,7 @@ pub trait OutboxStore: Send + Sync + 'static {
     /// it out, and the one that does gets [`Guarded::Lost`], as do all former owners. Whoever asks last is right.
     ///
     /// # Errors
-    /// `Invalid` from a store that cannot change the number ([`other_shards`]).
+    /// `Invalid` for a name or a number of shards beyond the limits ([`check_stream`]).
     async fn register_stream(&self, stream: &str, shards: u16) -> Result<(), StoreError>;
 
     /// Takes over shards whose lease has ended by the store's time.
@@ -359,16 +359,6 @@ pub trait OutboxStore: Send + Sync + 'static {
 
     /// How everything stands. Reads at most [`BACKLOG_ROWS_COUNTED_MAX`] rows per shard.
     async fn backlog(&self) -> Result<Backlog, StoreError>;
-}
-
-/// The error of a stream registered again with another number of shards, of a store that cannot change it.
-#[must_use]
-pub fn other_shards(stream: &str, found: usize, wanted: u16) -> StoreError {
-    let text = format!(
-        "stream {stream} has {found} shards, {wanted} were asked for; this store cannot change that yet, so keep \
-         shards = {found}"
-    );
-    StoreError::new(ErrorKind::Invalid, "register_stream", text)
 }
 
 fn no_limits() -> StoreError {

@@ -1,6 +1,7 @@
 //! Sending again: a rescan, a replay, and which rows that are kept were sent.
 
 use bytes::Bytes;
+use semel_core::inbox::headers::encode_event;
 use semel_core::relay::Slots;
 use semel_core::store::{
     DeskEntry, KeptRow, KeptState, REPLAY_MARK, REPLAY_REASON, RESCAN_ROWS_COUNTED_MAX, Replay, Replayed,
@@ -17,7 +18,7 @@ use super::outbox_mark::{Range, Seen, holds};
 use super::outbox_rows::{EVENT, SHARD, Shard, bytes, number, page_row, shard, small, text};
 use crate::db::Mysql;
 use crate::error::{DUPLICATE, classify, number as error_number};
-use crate::tx::{encoded_headers, enqueue_many};
+use crate::tx::enqueue_many;
 
 /// How often an adoption is tried that a writer's number gets in the way of.
 const ADOPTIONS_MAX: usize = 5;
@@ -249,7 +250,7 @@ impl Mysql {
             for (row, copy) in &copies {
                 sqlx::query(AssertSqlSafe(sql.clone()))
                     .bind(REPLAY_REASON)
-                    .bind(encoded_headers(copy))
+                    .bind(encode_event(copy))
                     .bind(row)
                     .execute(&mut *tx)
                     .await

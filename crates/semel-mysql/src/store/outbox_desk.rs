@@ -5,6 +5,7 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
+use semel_core::inbox::headers::encode_event;
 use semel_core::relay::{DeskRefusal, ShardId, ShardLease, decide};
 use semel_core::store::{
     DeskChange, DeskEntry, DeskQuery, DeskRequest, DeskRow, Guarded, KeptRow, OutboxDesk, PageSize,
@@ -20,7 +21,6 @@ use super::outbox_mark::{Range, condition};
 use super::outbox_rows::{EVENT, bytes, exception, number, text};
 use crate::db::Mysql;
 use crate::error::{autocommit_failed, classify};
-use crate::tx::encoded_headers;
 
 /// The columns that [`desk_row`] reads, of the table `o`.
 const DESK: &str = "o.batch_no, o.shard, o.kind, o.attempts, o.reason, o.since_us, o.asked, o.edits, o.taken";
@@ -230,7 +230,7 @@ impl OutboxDesk for Mysql {
                 .bind(&event.topic)
                 .bind(&event.kind)
                 .bind(&event.content_type)
-                .bind(encoded_headers(event))
+                .bind(encode_event(event))
                 .bind(event.data.as_deref())
                 .bind(&event.traceparent)
                 .bind(request.row)

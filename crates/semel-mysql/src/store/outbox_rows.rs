@@ -1,7 +1,7 @@
 //! Rows of the outbox tables as values, and back.
 
 use bytes::Bytes;
-use semel_core::inbox::headers;
+use semel_core::inbox::headers::decode_event;
 use semel_core::relay::{Cursor, Epoch, LogCopy, Mark, ShardId, ShardLease, Slots, Takeovers};
 use semel_core::store::{Exception, ExceptionKind, OutboxRow, PageRow, StoredException};
 use semel_core::{ErrorKind, Event, Nonce, StoreError, Timestamp};
@@ -121,15 +121,10 @@ pub(super) fn page_row(row: &MySqlRow) -> Result<PageRow, StoreError> {
             barred = Some("event_id is not 16 bytes".to_owned());
             Uuid::nil()
         });
-        let pairs = match bytes(row, "headers")?.map(|stored| headers::decode(&stored)) {
-            None => Vec::new(),
-            Some(Some(pairs)) => pairs,
-            Some(None) => {
-                let form = r#"headers are not JSON of the form [["name","hexadecimal value"]]"#;
-                barred = Some(form.to_owned());
-                Vec::new()
-            }
-        };
+        let headers = decode_event(bytes(row, "headers")?.as_deref()).unwrap_or_else(|why| {
+            barred = Some(why.to_owned());
+            Vec::new()
+        });
         let event = Event {
             id,
             stream: text(row, "stream")?.unwrap_or_default(),
@@ -138,10 +133,7 @@ pub(super) fn page_row(row: &MySqlRow) -> Result<PageRow, StoreError> {
             source: text(row, "source")?.unwrap_or_default(),
             key: bytes(row, "key")?.map(Bytes::from),
             content_type: text(row, "content_type")?,
-            headers: pairs
-                .into_iter()
-                .map(|(name, value)| (name, value.unwrap_or_default()))
-                .collect(),
+            headers,
             data: bytes(row, "data")?.map(Bytes::from),
             traceparent: text(row, "traceparent")?,
         };

@@ -5,7 +5,7 @@ use semel_core::{Event, StoreError, Timestamp};
 use sqlx::{AssertSqlSafe, MySql as Driver, Transaction};
 use uuid::Uuid;
 
-use super::outbox::{AT_ONCE, encoded_headers, repeated, statements, there};
+use super::outbox::{AT_ONCE, bind, repeated, statements, there};
 use crate::error::{classify, is_repeated_event};
 
 /// Writes an event that is not to be sent before a moment, by the server's clock. A relay moves it into the outbox when
@@ -57,18 +57,7 @@ async fn insert(tx: &mut Transaction<'_, Driver>, events: &[(Event, Timestamp)])
     let usual = events.len() == 1 || events.len() == AT_ONCE;
     let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(usual);
     for (event, not_before) in events {
-        query = query
-            .bind(not_before.0)
-            .bind(&event.stream)
-            .bind(&event.id.as_bytes()[..])
-            .bind(&event.topic)
-            .bind(&event.kind)
-            .bind(&event.source)
-            .bind(event.key.as_deref())
-            .bind(&event.content_type)
-            .bind(encoded_headers(event))
-            .bind(event.data.as_deref())
-            .bind(&event.traceparent);
+        query = bind(query.bind(not_before.0), event);
     }
     match query.execute(&mut **tx).await {
         Ok(_) => Ok(()),

@@ -11,6 +11,5 @@ mod transact;
 
 pub use delayed::{cancel_delayed, enqueue_at, enqueue_many_at};
 pub use keys::{Once, OnceOptions, Pending, once};
-pub(crate) use outbox::encoded_headers;
 pub use outbox::{enqueue, enqueue_many, enqueue_new, lock_key};
 pub use transact::{REPEAT, TxError, TxFuture, transact};

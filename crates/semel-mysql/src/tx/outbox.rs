@@ -3,9 +3,11 @@
 use std::collections::HashSet;
 
 use bytes::Bytes;
-use semel_core::inbox::headers;
+use semel_core::inbox::headers::encode_event;
 use semel_core::store::{EVENT_REPEATED, event_repeated};
 use semel_core::{ErrorKind, Event, StoreError};
+use sqlx::mysql::MySqlArguments;
+use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, MySql as Driver, Transaction};
 use uuid::Uuid;
 
@@ -132,6 +134,24 @@ pub(super) fn statements<'a, T>(
     })
 }
 
+/// Binds what both tables of events hold, in the order of their columns.
+pub(super) fn bind<'q>(
+    query: Query<'q, Driver, MySqlArguments>,
+    event: &'q Event,
+) -> Query<'q, Driver, MySqlArguments> {
+    query
+        .bind(&event.stream)
+        .bind(&event.id.as_bytes()[..])
+        .bind(&event.topic)
+        .bind(&event.kind)
+        .bind(&event.source)
+        .bind(event.key.as_deref())
+        .bind(&event.content_type)
+        .bind(encode_event(event))
+        .bind(event.data.as_deref())
+        .bind(&event.traceparent)
+}
+
 /// Writes events by one statement; the number of the first.
 async fn insert(tx: &mut Transaction<'_, Driver>, events: &[Event]) -> Result<i64, StoreError> {
     let mut sql = format!("INSERT INTO semel_outbox ({COLUMNS}) VALUES ");
@@ -143,17 +163,7 @@ async fn insert(tx: &mut Transaction<'_, Driver>, events: &[Event]) -> Result<i6
     let usual = events.len() == 1 || events.len() == AT_ONCE;
     let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(usual);
     for event in events {
-        query = query
-            .bind(&event.stream)
-            .bind(&event.id.as_bytes()[..])
-            .bind(&event.topic)
-            .bind(&event.kind)
-            .bind(&event.source)
-            .bind(event.key.as_deref())
-            .bind(&event.content_type)
-            .bind(encoded_headers(event))
-            .bind(event.data.as_deref())
-            .bind(&event.traceparent);
+        query = bind(query, event);
     }
     match query.execute(&mut **tx).await {
         Ok(done) => Ok(i64::try_from(done.last_insert_id()).unwrap_or(i64::MAX)),
@@ -217,19 +227,6 @@ pub(super) async fn there(
         .await
         .map_err(|error| classify("enqueue", error))?;
     Ok(found.and_then(|id| Uuid::from_slice(&id).ok()))
-}
-
-pub(crate) fn encoded_headers(event: &Event) -> Option<String> {
-    if event.headers.is_empty() {
-        return None;
-    }
-    let pairs: Vec<(String, Option<Bytes>)> = event
-        .headers
-        .iter()
-        .map(|(name, value)| (name.clone(), Some(value.clone())))
-        .collect();
-    // The encoding is JSON, so this cannot lose anything.
-    Some(String::from_utf8_lossy(&headers::encode(&pairs)).into_owned())
 }
 
 /// Makes writers of one ordering key take turns until they commit: for those that lock no row of their own. Call it

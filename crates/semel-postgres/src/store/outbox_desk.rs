@@ -3,6 +3,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use semel_core::inbox::headers::encode_event;
 use semel_core::relay::{DeskRefusal, ShardId, ShardLease, decide};
 use semel_core::store::{
     DeskChange, DeskEntry, DeskQuery, DeskRequest, DeskRow, Guarded, KeptRow, KeptState, OutboxDesk,
@@ -17,7 +18,6 @@ use super::outbox_rows::{EVENT, exception, page_row};
 use crate::db::Postgres;
 use crate::error::{autocommit_failed, classify};
 use crate::gate::{query, query_as, query_scalar};
-use crate::tx::encoded_headers;
 
 /// The columns that [`desk_row`] reads.
 const DESK: &str =
@@ -217,7 +217,7 @@ impl OutboxDesk for Postgres {
                 .bind(&event.topic)
                 .bind(&event.kind)
                 .bind(&event.content_type)
-                .bind(encoded_headers(event))
+                .bind(encode_event(event))
                 .bind(event.data.as_deref())
                 .bind(&event.traceparent)
                 .execute(&mut *tx)
@@ -512,7 +512,7 @@ impl OutboxDesk for Postgres {
                      JOIN semel.outbox_shard s ON s.stream = o.stream AND o.slot BETWEEN s.slot_first AND s.slot_last",
                 )
                 .bind(copies.iter().map(|(row, _)| *row).collect::<Vec<_>>())
-                .bind(copies.iter().map(|(_, copy)| encoded_headers(copy)).collect::<Vec<_>>())
+                .bind(copies.iter().map(|(_, copy)| encode_event(copy)).collect::<Vec<_>>())
                 .bind(REPLAY_REASON)
                 .execute(&mut *tx)
                 .await

@@ -1,7 +1,7 @@
 //! Rows of the outbox tables as values, and back.
 
 use bytes::Bytes;
-use semel_core::inbox::headers;
+use semel_core::inbox::headers::decode_event;
 use semel_core::relay::{Cursor, Epoch, LogCopy, Mark, ShardId, ShardLease, Slots, Takeovers};
 use semel_core::store::{Exception, ExceptionKind, OutboxRow, PageRow, StoredException};
 use semel_core::{ErrorKind, Event, Nonce, StoreError, Timestamp};
@@ -111,20 +111,12 @@ pub(super) fn page_row(row: &PgRow) -> Result<PageRow, StoreError> {
             row.try_get::<Option<Vec<u8>>, _>(column)
                 .map(|value| value.map(Bytes::from))
         };
-        let (headers, barred) = match row.try_get::<Option<&str>, _>(8)? {
-            None => (Vec::new(), None),
-            Some(text) => match headers::decode(text.as_bytes()) {
-                Some(pairs) => {
-                    let pairs = pairs.into_iter();
-                    let pairs = pairs.map(|(name, value)| (name, value.unwrap_or_default()));
-                    (pairs.collect(), None)
-                }
-                None => {
-                    let why = r#"headers are not JSON of the form [["name","hexadecimal value"]]"#;
-                    (Vec::new(), Some(why.to_owned()))
-                }
-            },
-        };
+        let mut barred = None;
+        let stored = row.try_get::<Option<&str>, _>(8)?;
+        let headers = decode_event(stored.map(str::as_bytes)).unwrap_or_else(|why| {
+            barred = Some(why.to_owned());
+            Vec::new()
+        });
         let event = Event {
             stream: row.try_get(1)?,
             id: row.try_get(2)?,

@@ -1,11 +1,12 @@
 //! Events that wait for their time, inside your own transaction.
 
+use semel_core::inbox::headers::encode_event;
 use semel_core::store::event_repeated;
 use semel_core::{Event, StoreError, Timestamp};
 use sqlx::{Postgres as Driver, Transaction};
 use uuid::Uuid;
 
-use super::outbox::{bind, encoded_headers, failed};
+use super::outbox::{bind, failed};
 use crate::error::classify;
 use crate::gate::{query, query_scalar};
 
@@ -38,7 +39,7 @@ pub async fn enqueue_at(
     .bind(&event.source)
     .bind(event.key.as_deref())
     .bind(event.content_type.as_deref())
-    .bind(encoded_headers(event))
+    .bind(encode_event(event))
     .bind(event.data.as_deref())
     .bind(event.traceparent.as_deref())
     .execute(&mut **tx)

@@ -13,7 +13,6 @@ pub use delayed::{cancel_delayed, enqueue_at, enqueue_many_at};
 pub(crate) use inbox::mark_many_ms;
 pub use inbox::{InboxTx, mark_many};
 pub use keys::{Once, OnceOptions, Pending, once};
-pub(crate) use outbox::encoded_headers;
 pub use outbox::{enqueue, enqueue_many, enqueue_new, lock_key};
 pub use transact::{REPEAT, TxError, TxFuture, transact};
 pub use transact_once::{Mark, OnceOutcome, transact_once};

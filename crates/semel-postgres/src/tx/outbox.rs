@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 
-use bytes::Bytes;
-use semel_core::inbox::headers;
+use semel_core::inbox::headers::encode_event;
 use semel_core::store::event_repeated;
 use semel_core::{Event, StoreError};
 use sqlx::postgres::PgDatabaseError;
@@ -69,7 +68,7 @@ pub async fn enqueue(tx: &mut Transaction<'_, Driver>, event: &Event) -> Result<
         .bind(&event.source)
         .bind(event.key.as_deref())
         .bind(event.content_type.as_deref())
-        .bind(encoded_headers(event))
+        .bind(encode_event(event))
         .bind(event.data.as_deref())
         .bind(event.traceparent.as_deref())
         .fetch_one(&mut **tx)
@@ -133,11 +132,7 @@ macro_rules! bind {
                     .map(|event| event.content_type.as_deref())
                     .collect::<Vec<_>>(),
             )
-            .bind(
-                each.clone()
-                    .map(|event| encoded_headers(event))
-                    .collect::<Vec<_>>(),
-            )
+            .bind(each.clone().map(|event| encode_event(event)).collect::<Vec<_>>())
             .bind(
                 each.clone()
                     .map(|event| event.data.as_deref())
@@ -170,19 +165,6 @@ pub(super) fn failed(events: &[&Event], operation: &'static str, error: sqlx::Er
         }
         None => classify(operation, error),
     }
-}
-
-pub(crate) fn encoded_headers(event: &Event) -> Option<String> {
-    if event.headers.is_empty() {
-        return None;
-    }
-    let pairs: Vec<(String, Option<Bytes>)> = event
-        .headers
-        .iter()
-        .map(|(name, value)| (name.clone(), Some(value.clone())))
-        .collect();
-    // The encoding is JSON, so this cannot lose anything.
-    Some(String::from_utf8_lossy(&headers::encode(&pairs)).into_owned())
 }
 
 /// Makes writers of one ordering key take turns until they commit: for those that lock no row of their own. Call it

@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
+use semel_core::inbox::headers::encode_event;
 use semel_core::relay::{DeskRefusal, ShardId, ShardLease, decide};
 use semel_core::store::{
     DeskChange, DeskEntry, DeskQuery, DeskRequest, DeskRow, Guarded, Hold, KeptRow, KeptState, OutboxDesk,
@@ -17,7 +18,6 @@ use uuid::Uuid;
 use super::outbox_rows::{EVENT, exception, page_row};
 use crate::db::Sqlite;
 use crate::error::classify;
-use crate::tx::encoded_headers;
 
 /// The columns that [`desk_row`] reads.
 const DESK: &str = "batch_no, shard, kind, attempts, reason, since, asked, edits, taken";
@@ -204,7 +204,7 @@ impl OutboxDesk for Sqlite {
                 .bind(&event.topic)
                 .bind(&event.kind)
                 .bind(&event.content_type)
-                .bind(encoded_headers(event))
+                .bind(encode_event(event).map(String::into_bytes))
                 .bind(event.data.as_deref())
                 .bind(&event.traceparent)
                 .execute(&mut *tx)
@@ -542,7 +542,7 @@ impl OutboxDesk for Sqlite {
             .bind(row)
             .bind(REPLAY_REASON)
             .bind(self.now().0)
-            .bind(encoded_headers(copy))
+            .bind(encode_event(copy).map(String::into_bytes))
             .execute(&mut *tx)
             .await
             .map_err(failed)?;

@@ -1,7 +1,7 @@
 //! Rows of the outbox tables as values, and back.
 
 use bytes::Bytes;
-use semel_core::inbox::headers;
+use semel_core::inbox::headers::decode_event;
 use semel_core::relay::{Cursor, Epoch, LogCopy, Mark, ShardId, ShardLease, Slots, Takeovers};
 use semel_core::store::{Exception, ExceptionKind, OutboxRow, PageRow, StoredException};
 use semel_core::{ErrorKind, Event, Nonce, StoreError, Timestamp};
@@ -128,13 +128,10 @@ pub(super) fn page_row(row: &SqliteRow) -> Result<PageRow, StoreError> {
         let value: Option<Vec<u8>> = row.try_get(column).map_err(failed)?;
         Ok(value.map(Bytes::from))
     };
-    let pairs = match bytes("headers")? {
-        None => Vec::new(),
-        Some(stored) => headers::decode(&stored).unwrap_or_else(|| {
-            barred = Some(r#"headers are not JSON of the form [["name","hexadecimal value"]]"#.to_owned());
-            Vec::new()
-        }),
-    };
+    let headers = decode_event(bytes("headers")?.as_deref()).unwrap_or_else(|why| {
+        barred = Some(why.to_owned());
+        Vec::new()
+    });
     let event = Event {
         id,
         stream: stream.unwrap_or_default(),
@@ -143,10 +140,7 @@ pub(super) fn page_row(row: &SqliteRow) -> Result<PageRow, StoreError> {
         source: source.unwrap_or_default(),
         key: bytes("key")?,
         content_type,
-        headers: pairs
-            .into_iter()
-            .map(|(name, value)| (name, value.unwrap_or_default()))
-            .collect(),
+        headers,
         data: bytes("data")?,
         traceparent,
     };

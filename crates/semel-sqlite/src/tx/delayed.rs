@@ -1,11 +1,12 @@
 //! Events that wait for their time, inside your own transaction.
 
+use semel_core::inbox::headers::encode_event;
 use semel_core::store::event_repeated;
 use semel_core::{Event, StoreError, Timestamp};
 use sqlx::{Sqlite as Driver, Transaction};
 use uuid::Uuid;
 
-use super::outbox::{encoded_headers, failed};
+use super::outbox::failed;
 use crate::error::classify;
 
 /// Writes an event that is not to be sent before a moment, by the relay's clock. A relay moves it into the outbox when
@@ -38,7 +39,7 @@ pub async fn enqueue_at(
     .bind(&event.source)
     .bind(event.key.as_deref())
     .bind(&event.content_type)
-    .bind(encoded_headers(event))
+    .bind(encode_event(event).map(String::into_bytes))
     .bind(event.data.as_deref())
     .bind(&event.traceparent)
     .execute(&mut **tx)

@@ -14,6 +14,5 @@ pub use delayed::{cancel_delayed, enqueue_at, enqueue_many_at};
 pub use inbox::{InboxTx, mark_many};
 pub(crate) use inbox::{hex_array, mark_many_at};
 pub use keys::{Once, OnceOptions, Pending, once};
-pub(crate) use outbox::encoded_headers;
 pub use outbox::{enqueue, enqueue_many, enqueue_new};
 pub use transact::{REPEAT, TxError, TxFuture, transact};

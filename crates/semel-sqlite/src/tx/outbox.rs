@@ -1,7 +1,6 @@
 //! Events inside your own transaction.
 
-use bytes::Bytes;
-use semel_core::inbox::headers;
+use semel_core::inbox::headers::encode_event;
 use semel_core::store::event_repeated;
 use semel_core::{Clock as _, Event, StoreError, SystemClock};
 use sqlx::{Sqlite as Driver, Transaction};
@@ -98,7 +97,7 @@ async fn insert(
         .bind(&event.source)
         .bind(event.key.as_deref())
         .bind(&event.content_type)
-        .bind(encoded_headers(event))
+        .bind(encode_event(event).map(String::into_bytes))
         .bind(event.data.as_deref())
         .bind(&event.traceparent)
         .bind(SystemClock.now().0)
@@ -125,13 +124,4 @@ pub(super) async fn failed(
         Some(refused) => refused.with_source(error),
         None => classify(operation, error),
     }
-}
-
-pub(crate) fn encoded_headers(event: &Event) -> Option<Vec<u8>> {
-    let pairs: Vec<(String, Option<Bytes>)> = event
-        .headers
-        .iter()
-        .map(|(name, value)| (name.clone(), Some(value.clone())))
-        .collect();
-    (!pairs.is_empty()).then(|| headers::encode(&pairs))
 }
