@@ -1,8 +1,8 @@
 //! What a plain INSERT may write: the limits of `Event::check`, in the table itself.
 
+use semel_core::Event;
 use semel_core::event::slot;
-use semel_core::store::StreamLimit;
-use semel_core::{Event, OutboxStore as _};
+use semel_testkit::laws::outbox as laws;
 use semel_testkit::laws::outbox::event;
 use sqlx::Row as _;
 
@@ -163,39 +163,18 @@ async fn slots_are_those_of_rust() {
     assert_eq!(wanted[0], slot(b"k0"));
 }
 
-/// The oldest event is found in whichever shard it waits, also where so many wait that counting ends before that shard.
 #[tokio::test]
 async fn the_oldest_event_is_that_of_any_shard() {
     let (_lent, db) = lent().await;
-    let world = over(&db);
-    db.register_stream("default", 2).await.unwrap();
-    let limit = StreamLimit {
-        rows_max: Some(3),
-        age_max_ms: Some(60_000),
+    let run = async |sql: &'static str| {
+        sqlx::raw_sql(sql).execute(db.pool()).await.unwrap();
     };
-    db.limit_stream("default", limit).await.unwrap();
-    let of_half = |upper: bool| {
-        let mut keys = (0..99).map(|n| format!("k{n}"));
-        keys.find(|key| (slot(key.as_bytes()) >= 2_048) == upper).unwrap()
-    };
-    for upper in [true, false] {
-        world.write(&[event(&of_half(upper), "old")]).await;
-        sqlx::raw_sql("UPDATE semel_outbox SET created_at = created_at - 3601000000 WHERE stream <> ''")
-            .execute(db.pool())
-            .await
-            .unwrap();
-        let many: Vec<_> = (0..5).map(|_| event(&of_half(!upper), "new")).collect();
-        world.write(&many).await;
-        let measured = db.measure("default").await.unwrap().unwrap();
-        assert_eq!(measured.waiting, 3);
-        assert!(
-            measured.oldest_ms.is_some_and(|ms| ms >= 3_600_000),
-            "{measured:?}"
-        );
-        sqlx::raw_sql("DELETE FROM semel_outbox WHERE stream <> ''")
-            .execute(db.pool())
-            .await
-            .unwrap();
-        db.measure("default").await.unwrap();
-    }
+    let age = "UPDATE semel_outbox SET created_at = created_at - 3601000000 WHERE stream <> ''";
+    let clear = "DELETE FROM semel_outbox WHERE stream <> ''";
+    laws::the_oldest_event_is_that_of_any_shard(
+        &over(&db),
+        async || run(age).await,
+        async || run(clear).await,
+    )
+    .await;
 }

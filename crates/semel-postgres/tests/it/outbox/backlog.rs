@@ -1,9 +1,9 @@
 //! Limits of streams where several writers and a relay are at it at once.
 
 use semel_core::OutboxStore as _;
-use semel_core::event::slot;
 use semel_core::store::{BACKLOG_FULL, StreamLimit};
 use semel_postgres::{Postgres, tx};
+use semel_testkit::laws::outbox as laws;
 use semel_testkit::laws::outbox::event;
 
 use super::{fresh, world_of};
@@ -84,39 +84,15 @@ async fn a_relay_measures_while_a_writer_that_counted_is_open() {
     assert!(is_refused(&db).await);
 }
 
-/// The oldest event is found in whichever shard it waits, also where so many wait that counting ends before that shard.
 #[tokio::test]
 async fn the_oldest_event_is_that_of_any_shard() {
     let (lent, db) = fresh().await;
     let (world, _lent) = world_of(lent, &db, &db);
-    db.register_stream("default", 2).await.unwrap();
-    let limit = StreamLimit {
-        rows_max: Some(3),
-        age_max_ms: Some(60_000),
+    let run = async |sql: &'static str| {
+        sqlx::raw_sql(sql).execute(db.pool()).await.unwrap();
     };
-    db.limit_stream("default", limit).await.unwrap();
-    let of_half = |upper: bool| {
-        let mut keys = (0..99).map(|n| format!("k{n}"));
-        keys.find(|key| (slot(key.as_bytes()) >= 2_048) == upper).unwrap()
-    };
-    for upper in [true, false] {
-        world.write(&[event(&of_half(upper), "old")]).await;
-        sqlx::raw_sql("UPDATE semel.outbox SET created_at = created_at - interval '1 hour'")
-            .execute(db.pool())
-            .await
-            .unwrap();
-        let many: Vec<_> = (0..5).map(|_| event(&of_half(!upper), "new")).collect();
-        world.write(&many).await;
-        let measured = db.measure("default").await.unwrap().unwrap();
-        assert_eq!(measured.waiting, 3);
-        assert!(
-            measured.oldest_ms.is_some_and(|ms| ms >= 3_600_000),
-            "{measured:?}"
-        );
-        sqlx::raw_sql("TRUNCATE semel.outbox")
-            .execute(db.pool())
-            .await
-            .unwrap();
-        db.measure("default").await.unwrap();
-    }
+    let age = "UPDATE semel.outbox SET created_at = created_at - interval '1 hour'";
+    let clear = "TRUNCATE semel.outbox";
+    laws::the_oldest_event_is_that_of_any_shard(&world, async || run(age).await, async || run(clear).await)
+        .await;
 }

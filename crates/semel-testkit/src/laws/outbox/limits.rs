@@ -1,5 +1,6 @@
 //! What may wait in a stream, and which streams may be written to.
 
+use semel_core::event::slot;
 use semel_core::store::{BACKLOG_FULL, MEASURE_STALE_MS, STREAM_UNKNOWN, StreamLimit};
 use semel_core::{ErrorKind, Event, Retry, StoreError};
 
@@ -238,4 +239,38 @@ pub async fn where_nobody_measures_a_writer_counts(world: &World) {
     }
     let mut reader = world.reader().await;
     assert_eq!(reader.batch().await.len(), written);
+}
+
+/// The oldest event is found in whichever shard it waits, also where so many wait that counting ends before that shard. `age`
+/// makes every event in the outbox an hour older, `clear` takes them all away: in SQL, which no store offers.
+pub async fn the_oldest_event_is_that_of_any_shard(
+    world: &World,
+    age: impl AsyncFn(),
+    clear: impl AsyncFn(),
+) {
+    let store = &world.store;
+    store.register_stream("default", 2).await.unwrap();
+    let limit = StreamLimit {
+        rows_max: Some(3),
+        age_max_ms: Some(60_000),
+    };
+    store.limit_stream("default", limit).await.unwrap();
+    let of_half = |upper: bool| {
+        let mut keys = (0..99).map(|n| format!("k{n}"));
+        keys.find(|key| (slot(key.as_bytes()) >= 2_048) == upper).unwrap()
+    };
+    for upper in [true, false] {
+        world.write(&[event(&of_half(upper), "old")]).await;
+        age().await;
+        let many: Vec<_> = (0..5).map(|_| event(&of_half(!upper), "new")).collect();
+        world.write(&many).await;
+        let measured = store.measure("default").await.unwrap().unwrap();
+        assert_eq!(measured.waiting, 3);
+        assert!(
+            measured.oldest_ms.is_some_and(|ms| ms >= 3_600_000),
+            "{measured:?}"
+        );
+        clear().await;
+        store.measure("default").await.unwrap();
+    }
 }
