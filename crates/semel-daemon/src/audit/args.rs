@@ -40,17 +40,9 @@ pub(super) struct OutboxAuditArgs {
     pub(super) kafka: Vec<String>,
     /// Brokers, with commas between them; without it those of the relay that publishes the stream
     #[arg(long, value_name = "HOST:PORT", requires = "kafka")]
-    #[cfg_attr(
-        not(feature = "kafka"),
-        expect(dead_code, reason = "used by a build with Kafka")
-    )]
     pub(super) brokers: Option<String>,
     /// Read what is in open and broken-off transactions, too
     #[arg(long, requires = "kafka")]
-    #[cfg_attr(
-        not(feature = "kafka"),
-        expect(dead_code, reason = "used by a build with Kafka")
-    )]
     pub(super) uncommitted: bool,
     /// The stream
     #[arg(long, value_name = "STREAM", default_value = "default")]

@@ -48,6 +48,10 @@ pub(super) enum CameKey {
     /// As it is, or as [`keys::text`] writes it.
     Told(Bytes),
     /// It came without one.
+    #[cfg_attr(
+        not(any(feature = "kafka", test)),
+        expect(dead_code, reason = "made by a build with Kafka")
+    )]
     None,
 }
 
