@@ -46,6 +46,9 @@ INSERT INTO semel_outbox_exception SELECT * FROM semel_outbox_exception WHERE id
 UPDATE semel_outbox_exception SET taken = taken WHERE id = 0;
 DELETE FROM semel_outbox_exception WHERE id = 0;
 INSERT INTO semel_outbox_desk_log SELECT * FROM semel_outbox_desk_log WHERE entry = 0;
+INSERT INTO semel_outbox_limit SELECT * FROM semel_outbox_limit WHERE stream = '?';
+UPDATE semel_outbox_limit SET waiting = waiting WHERE stream = '?';
+DELETE FROM semel_outbox_limit WHERE stream = '?';
 UPDATE semel_outbox_home SET row_id = row_id WHERE one = 0;
 UPDATE semel_outbox_lock SET slot = slot WHERE slot = -1";
 

@@ -237,6 +237,27 @@ async fn a_page_behind_a_failing_one_is_held_back() {
     assert_eq!(publish(&sink, &[row(&topic, 2, "k", "2")]).await, [Ok(())]);
 }
 
+/// Answered at once it would come again at once, as long as the page before it takes.
+#[tokio::test]
+async fn a_page_that_is_held_back_is_answered_when_the_one_before_it_is_heard_of() {
+    let topic = kafka().fresh_topic(1);
+    let mut config = KafkaSinkConfig::new(kafka().bootstrap());
+    let limit = ("message.max.bytes".to_owned(), "2000".to_owned());
+    config.properties.insert(limit.0, limit.1);
+    let sink = KafkaSink::new(config).unwrap();
+    let refused = sink.publish_many(&[row(&topic, 1, "k", vec![b'x'; 5_000])], LIMIT);
+    let mut behind = sink.publish_many(&[row(&topic, 2, "k", "2")], LIMIT);
+    let mut further = sink.publish_many(&[row(&topic, 3, "k", "3")], LIMIT);
+    let mut other = sink.publish_many(&[row(&topic, 4, "another", "4")], LIMIT);
+    assert_eq!(classes((&mut other).await), [Ok(())]);
+    assert!(futures_util::poll!(&mut behind).is_pending());
+    assert!(futures_util::poll!(&mut further).is_pending());
+    assert_eq!(classes(refused.await), [Err(SinkErrorClass::Message)]);
+    assert_eq!(classes(behind.await), [Err(SinkErrorClass::HeldBack)]);
+    assert_eq!(classes(further.await), [Err(SinkErrorClass::HeldBack)]);
+    assert_eq!(publish(&sink, &[row(&topic, 2, "k", "2")]).await, [Ok(())]);
+}
+
 #[tokio::test]
 async fn a_record_that_the_client_refuses_holds_back_the_rest_of_its_page_and_later_pages() {
     let topic = kafka().fresh_topic(1);

@@ -179,17 +179,7 @@ impl Mysql {
     pub(super) async fn replay_outbox(&self, replay: &Replay) -> Result<Replayed, StoreError> {
         let failed = |error| classify("replay", error);
         let mut tx = self.begin().await?;
-        // The shards that copies are given to stay until they are written.
-        let lock = if replay.dry_run { "" } else { " LOCK IN SHARE MODE" };
-        let sql =
-            format!("SELECT {SHARD} FROM semel_outbox_shard s WHERE s.stream = ? ORDER BY s.shard{lock}");
-        let shards = sqlx::query(AssertSqlSafe(sql))
-            .bind(&replay.stream)
-            .fetch_all(&mut *tx)
-            .await
-            .map_err(failed)?;
-        let shards = shards.iter().map(shard).collect::<Result<Vec<_>, _>>()?;
-        let settled = Settled::of(&shards)?;
+        let settled = settled_in(&mut tx, &replay.stream, "").await?;
         let sql = format!(
             "SELECT {EVENT}, o.slot FROM semel_outbox o FORCE INDEX (PRIMARY)
              WHERE o.id > ? AND o.id <= ? AND o.stream = ? AND o.created_at >= ? AND o.created_at < ?
@@ -200,7 +190,7 @@ impl Mysql {
              ORDER BY o.id LIMIT ?"
         );
         let wanted = replay.rows_max() + 1;
-        let (mut found, mut after) = (Vec::new(), replay.after);
+        let (mut found, mut places, mut after) = (Vec::new(), Vec::new(), replay.after);
         while found.len() < wanted {
             let left = wanted - found.len();
             let rows = sqlx::query(AssertSqlSafe(sql.clone()))
@@ -221,8 +211,10 @@ impl Mysql {
             for row in &rows {
                 let (id, slot) = (number(row, "id"), small(row, "slot"));
                 after = id.map_err(failed)?;
-                if settled.has(after, slot.map_err(failed)?) {
+                let slot = slot.map_err(failed)?;
+                if settled.has(after, slot) {
                     found.push(page_row(row)?);
+                    places.push((after, slot));
                 }
             }
             if rows.len() < left {
@@ -233,6 +225,14 @@ impl Mysql {
         if copies.is_empty() {
             tx.rollback().await.map_err(failed)?;
             return Ok(replayed);
+        }
+        // The shards that copies are given to stay until they are written. Locked only now: owners write to these rows,
+        // and the search may take longer than their leases.
+        let settled = settled_in(&mut tx, &replay.stream, " LOCK IN SHARE MODE").await?;
+        if !places.iter().all(|(row, slot)| settled.has(*row, *slot)) {
+            tx.rollback().await.map_err(failed)?;
+            let text = "the outbox was rescanned meanwhile, so that these events are sent again anyway; repeat the command";
+            return Err(StoreError::new(ErrorKind::NotApplied, "replay", text));
         }
         if replay.fresh_ids {
             let copies: Vec<_> = copies.into_iter().map(|(_, copy)| copy).collect();
@@ -334,4 +334,15 @@ async fn adopt(tx: &mut Tx) -> Result<(), StoreError> {
         })?;
     }
     Ok(())
+}
+
+/// What every shard of a stream has passed, its rows locked as `lock` says.
+async fn settled_in(tx: &mut Tx, stream: &str, lock: &'static str) -> Result<Settled, StoreError> {
+    let sql = format!("SELECT {SHARD} FROM semel_outbox_shard s WHERE s.stream = ? ORDER BY s.shard{lock}");
+    let shards = sqlx::query(AssertSqlSafe(sql))
+        .bind(stream)
+        .fetch_all(&mut **tx)
+        .await
+        .map_err(|error| classify("replay", error))?;
+    Settled::of(&shards.iter().map(shard).collect::<Result<Vec<_>, _>>()?)
 }
