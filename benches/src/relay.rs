@@ -7,6 +7,8 @@ mod brokers;
 #[cfg(feature = "kafka")]
 mod by_hand;
 #[cfg(feature = "kafka")]
+mod by_hand_tx;
+#[cfg(feature = "kafka")]
 mod drain;
 mod mysql;
 mod redis;

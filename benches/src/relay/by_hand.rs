@@ -15,9 +15,10 @@ use semel_testkit::servers::kafka;
 use sqlx::postgres::{PgPool, PgRow};
 use sqlx::{Connection as _, PgConnection, Row as _};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use uuid::Uuid;
 
-const PAGE: i64 = 1_000;
+pub(super) const PAGE: i64 = 1_000;
 /// Pages read ahead of the producer.
 const AHEAD: usize = 4;
 
@@ -79,27 +80,32 @@ const ATTRIBUTES: [(&str, &str); 6] = [
     ("content-type", "application/json"),
 ];
 
+/// The event's id, and with `whole` all attributes of an event.
+pub(super) fn headers(row: &PgRow, whole: bool) -> OwnedHeaders {
+    let id = row.get::<Uuid, _>(3).to_string();
+    let mut headers = OwnedHeaders::new_with_capacity(8).insert(Header {
+        key: "ce_id",
+        value: Some(&id),
+    });
+    if whole {
+        for (key, value) in ATTRIBUTES {
+            headers = headers.insert(Header {
+                key,
+                value: Some(value),
+            });
+        }
+    }
+    headers
+}
+
 /// Hands a page over, waiting where the queue is full.
 fn send(producer: &BaseProducer<Pages>, topic: &str, page: usize, rows: &[PgRow], whole: bool) {
     producer.context().left.lock().unwrap().insert(page, rows.len());
     for row in rows {
-        let id = row.get::<Uuid, _>(3).to_string();
-        let mut headers = OwnedHeaders::new_with_capacity(8).insert(Header {
-            key: "ce_id",
-            value: Some(&id),
-        });
-        if whole {
-            for (key, value) in ATTRIBUTES {
-                headers = headers.insert(Header {
-                    key,
-                    value: Some(value),
-                });
-            }
-        }
         let mut record = BaseRecord::with_opaque_to(topic, page)
             .key(row.get::<&[u8], _>(1))
             .payload(row.get::<&[u8], _>(2))
-            .headers(headers);
+            .headers(headers(row, whole));
         while let Err((error, back)) = producer.send(record) {
             assert!(
                 matches!(error, KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull)),
@@ -138,7 +144,9 @@ impl Limit {
         let reading = PgConnection::connect(url).await.unwrap();
         let (producer, mut acknowledged) = producer(self.linger_ms);
         let (pages, mut read) = mpsc::channel(AHEAD);
-        let reader = tokio::spawn(self.read(reading, pages));
+        // Ends with this future: it would go on asking the server while others are measured.
+        let mut reader = JoinSet::new();
+        reader.spawn(self.read(reading, pages));
         let (sent, mut on_the_way) = mpsc::unbounded_channel::<Sent>();
         let topic = topic.to_owned();
         let sender = std::thread::spawn(move || {
@@ -184,12 +192,11 @@ impl Limit {
                 done.send_modify(|done| *done += rows);
             }
         }
-        reader.abort();
-        drop(sender);
+        drop((reader, sender));
     }
 
     /// Reads batch after batch, a page at a time.
-    async fn read(self, mut db: PgConnection, pages: mpsc::Sender<(Vec<PgRow>, Option<String>)>) {
+    pub(super) async fn read(self, mut db: PgConnection, pages: mpsc::Sender<(Vec<PgRow>, Option<String>)>) {
         let mut prev = "1:1:".to_owned();
         loop {
             let (cur, lsn): (String, String) =

@@ -21,6 +21,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::by_hand::{Limit, skip_locked};
+use super::by_hand_tx::Transactions;
 use super::{Everything, relay};
 use crate::Plan;
 use crate::harness::{Sample, Table};
@@ -136,6 +137,12 @@ async fn drain(plan: Plan, held: bool, only: Option<&str>) {
         .contender("relay, in transactions of 1,000", || {
             relay_in_transactions(rows, held, 1_000)
         })
+        .contender("by hand, in transactions of 5,000, one producer", || {
+            by_hand_in_transactions(rows, held, 1)
+        })
+        .contender("by hand, in transactions of 5,000, two producers", || {
+            by_hand_in_transactions(rows, held, 2)
+        })
         .contender("by hand, SKIP LOCKED 1,000", || poller(rows.min(50_000), held))
         .only(only)
         .measure(plan.rounds)
@@ -144,21 +151,37 @@ async fn drain(plan: Plan, held: bool, only: Option<&str>) {
 
 async fn by_hand(rows: u32, held: bool, gate: bool, whole: bool) -> Sample {
     let backlog = Backlog::new(rows, held).await;
-    let (done, mut seen) = watch::channel(0);
     let limit = Limit {
         linger_ms: 2,
         gate,
         whole,
     };
-    let begun = Instant::now();
     let (url, topic) = (backlog.url.clone(), backlog.topic.clone());
-    let running = tokio::spawn(async move { limit.run(&url, &topic, done).await });
-    seen.wait_for(|done| *done >= u64::from(rows)).await.unwrap();
-    let elapsed = begun.elapsed();
-    running.abort();
+    until_done(rows, async move |done| limit.run(&url, &topic, done).await).await
+}
+
+async fn by_hand_in_transactions(rows: u32, held: bool, producers: usize) -> Sample {
+    let backlog = Backlog::new(rows, held).await;
+    let transactions = Transactions {
+        rows_max: 5_000,
+        producers,
+        linger_ms: 2,
+    };
+    let (url, topic) = (backlog.url.clone(), backlog.topic.clone());
+    until_done(rows, async move |done| transactions.run(&url, &topic, done).await).await
+}
+
+/// What was written by hand has no end of its own.
+async fn until_done(rows: u32, run: impl AsyncFnOnce(watch::Sender<u64>)) -> Sample {
+    let (done, mut seen) = watch::channel(0);
+    let begun = Instant::now();
+    tokio::select! {
+        () = run(done) => {}
+        seen = seen.wait_for(|done| *done >= u64::from(rows)) => { seen.unwrap(); }
+    }
     Sample {
         done: u64::from(rows),
-        elapsed,
+        elapsed: begun.elapsed(),
         latencies: Vec::new(),
     }
 }
@@ -259,6 +282,21 @@ async fn latency(plan: Plan, only: Option<&str>) {
             false,
         )
     })
+    .contender("by hand, in transactions, two producers", || {
+        let transactions = Transactions {
+            rows_max: 1_000,
+            producers: 2,
+            linger_ms: 0,
+        };
+        steady(
+            run,
+            move |backlog, _| {
+                let (url, topic) = (backlog.url.clone(), backlog.topic.clone());
+                Box::pin(async move { transactions.run(&url, &topic, watch::channel(0).0).await })
+            },
+            false,
+        )
+    })
     .contender("relay, in transactions", || {
         steady(
             run,
@@ -304,7 +342,7 @@ async fn steady(
     let count = (run.as_secs_f64() * f64::from(RATE)) as u32;
     let backlog = Backlog::new(0, false).await;
     let stop = CancellationToken::new();
-    let running = tokio::spawn(relay(&backlog, stop.clone()));
+    let mut running = tokio::spawn(relay(&backlog, stop.clone()));
     sqlx::raw_sql("CREATE TABLE account (id int PRIMARY KEY, cents int); INSERT INTO account SELECT i, 0 FROM generate_series(0, 9999) i")
         .execute(backlog.store.pool())
         .await
@@ -367,11 +405,12 @@ async fn steady(
     if direct {
         producer.flush(Duration::from_secs(5)).unwrap();
         running.abort();
-    } else if tokio::time::timeout(Duration::from_millis(500), running)
+    } else if tokio::time::timeout(Duration::from_millis(500), &mut running)
         .await
         .is_err()
     {
         // What was written by hand has no end of its own.
+        running.abort();
     }
     let latencies = seen
         .iter()
