@@ -134,27 +134,40 @@ fn admin(config: &KafkaLogConfig) -> Result<Admin, SinkError> {
 
 /// Makes the cursor topic of a shard when it is missing, and refuses one that would forget cursors.
 pub(super) async fn ensure(config: &KafkaLogConfig, shard: &ShardId) -> Result<(), SinkError> {
-    let (topic, admin) = (config.topic(&shard.stream), admin(config)?);
+    let admin = admin(config)?;
+    let ensured = fit(config, &admin, shard).await;
+    client::leave(admin);
+    ensured
+}
+
+async fn fit(config: &KafkaLogConfig, admin: &Admin, shard: &ShardId) -> Result<(), SinkError> {
+    let topic = config.topic(&shard.stream);
     let needed = i32::from(shard.index) + 1;
-    let partitions = match partitions(&admin, &topic).await? {
+    let partitions = match partitions(admin, &topic).await? {
         Some(partitions) => partitions,
-        None => make(config, &admin, &topic, needed).await?,
+        None => make(config, admin, &topic, needed).await?,
     };
     if partitions < needed {
         return Err(destination(format!(
             "the cursor topic {topic} has {partitions} partitions and each shard needs one of its own; add partitions"
         )));
     }
-    check(&admin, &topic).await
+    check(admin, &topic).await
 }
 
 /// Whether the brokers answer, and the cursor topics that are there can be used.
 pub(super) async fn probe(config: &KafkaLogConfig) -> Result<(), SinkError> {
     let admin = admin(config)?;
     let beginning = format!("{}-", config.topics());
-    for (topic, _) in topics(&admin).await? {
-        if topic.starts_with(&beginning) {
-            check(&admin, &topic).await?;
+    let looked = check_all(&admin, &beginning).await;
+    client::leave(admin);
+    looked
+}
+
+async fn check_all(admin: &Admin, beginning: &str) -> Result<(), SinkError> {
+    for (topic, _) in topics(admin).await? {
+        if topic.starts_with(beginning) {
+            check(admin, &topic).await?;
         }
     }
     Ok(())
@@ -187,7 +200,7 @@ async fn make(config: &KafkaLogConfig, admin: &Admin, topic: &str, needed: i32) 
                     "the cursor topic {topic} was made and is not there yet"
                 )));
             }
-            _ => tokio::time::sleep(Duration::from_millis(50)).await,
+            _ => tokio::time::sleep(Duration::from_millis(5)).await,
         }
     }
 }
@@ -257,28 +270,44 @@ fn reader(config: &KafkaLogConfig, isolation: &str) -> Result<BaseConsumer, Sink
 
 /// The last committed place of a shard. Whatever was open of it must have been ended before. Blocks.
 pub(super) fn read(config: &KafkaLogConfig, shard: &ShardId) -> Result<Option<LogPlace>, SinkError> {
-    let (topic, partition) = (config.topic(&shard.stream), i32::from(shard.index));
-    let until = SystemClock.monotonic() + READ;
-    let ends = |isolation: &str| -> Result<(BaseConsumer, i64, i64), SinkError> {
-        let reader = reader(config, isolation)?;
-        let (low, high) = reader
-            .fetch_watermarks(&topic, partition, ASK)
-            .map_err(|error| failed("asking for the cursor topic's end", &error))?;
-        Ok((reader, low, high))
-    };
+    let topic = config.topic(&shard.stream);
     // A reader of committed records alone would take an open transaction for the end, and an old cursor for the last.
-    let (_, low, high) = ends("read_uncommitted")?;
-    let (committed, ..) = ends("read_committed")?;
+    let any = reader(config, "read_uncommitted")?;
+    let asked = ends(&any, &topic, shard);
+    client::leave(any);
+    let (low, high) = asked?;
+    if high <= low {
+        return Ok(None);
+    }
+    let committed = reader(config, "read_committed")?;
+    let place = read_to(&committed, &topic, shard, (low, high));
+    client::leave(committed);
+    place
+}
+
+/// The first offset of a shard's partition and the one behind the last, for this reader.
+fn ends(reader: &BaseConsumer, topic: &str, shard: &ShardId) -> Result<(i64, i64), SinkError> {
+    reader
+        .fetch_watermarks(topic, i32::from(shard.index), ASK)
+        .map_err(|error| failed("asking for the cursor topic's end", &error))
+}
+
+fn read_to(
+    committed: &BaseConsumer,
+    topic: &str,
+    shard: &ShardId,
+    (low, high): (i64, i64),
+) -> Result<Option<LogPlace>, SinkError> {
+    let until = SystemClock.monotonic() + READ;
     loop {
-        let (_, stable) = committed
-            .fetch_watermarks(&topic, partition, ASK)
-            .map_err(|error| failed("asking for the cursor topic's end", &error))?;
+        let (_, stable) = ends(committed, topic, shard)?;
         if stable >= high {
             break;
         }
         if SystemClock.monotonic() > until {
             return Err(away(format!(
-                "a transaction of another producer is open in partition {partition} of the cursor topic {topic}"
+                "a transaction of another producer is open in partition {} of the cursor topic {topic}",
+                shard.index
             )));
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -286,7 +315,7 @@ pub(super) fn read(config: &KafkaLogConfig, shard: &ShardId) -> Result<Option<Lo
     let mut back = TAIL;
     loop {
         let from = (high - back).max(low);
-        if let Some(place) = last_from(&committed, &topic, shard, from, until)? {
+        if let Some(place) = last_from(committed, topic, shard, from, until)? {
             return Ok(Some(place));
         }
         if from <= low {

@@ -100,8 +100,8 @@ impl Line {
         let [a, b] = config.transactional_ids(shard);
         // At the same time: each takes up to half a second.
         let (a, b) = std::thread::scope(|scope| {
-            let other = scope.spawn(|| start(config, b, single));
-            let a = start(config, a, single);
+            let other = scope.spawn(|| start(config, shard, b, single));
+            let a = start(config, shard, a, single);
             let died = || Err(SinkError::new(SinkErrorClass::Away, "a producer's thread died"));
             (a, other.join().unwrap_or_else(|_| died()))
         });
@@ -181,7 +181,12 @@ impl Drop for Line {
     }
 }
 
-fn start(config: &KafkaLogConfig, transactional_id: String, single: bool) -> Result<Producer, SinkError> {
+fn start(
+    config: &KafkaLogConfig,
+    shard: &ShardId,
+    transactional_id: String,
+    single: bool,
+) -> Result<Producer, SinkError> {
     let kbytes = (config.in_flight_bytes_max / 1_024).max(1).to_string();
     let settings = Settings {
         bootstrap: &config.bootstrap,
@@ -198,6 +203,7 @@ fn start(config: &KafkaLogConfig, transactional_id: String, single: bool) -> Res
             ),
         ],
         properties: config.properties.clone(),
+        topic: Some(config.topic(&shard.stream)),
     };
     Producer::start(&settings, single).map_err(|error| {
         let class = match error.retry() {
@@ -269,7 +275,7 @@ impl Worker {
 
     /// Another producer of the same id.
     fn another(&mut self, single: bool) {
-        match start(&self.config, self.id.clone(), single) {
+        match start(&self.config, &self.shard, self.id.clone(), single) {
             Ok(producer) => {
                 self.producer = producer;
                 self.commits = 0;

@@ -531,6 +531,7 @@ fn settings(config: &ProcessorConfig) -> Settings<'_> {
         timeout: config.transaction_timeout,
         own: Vec::new(),
         properties,
+        topic: None,
     }
 }
 

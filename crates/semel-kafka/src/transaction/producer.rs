@@ -1,8 +1,8 @@
 //! One transactional producer, good until its first result that is not definite.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rdkafka::config::{FromClientConfigAndContext as _, RDKafkaLogLevel};
@@ -18,6 +18,10 @@ use crate::client;
 
 /// How long the polling thread sleeps when nothing happens.
 const POLL: Duration = Duration::from_millis(50);
+/// How long connecting may take before the producer is initialised all the same.
+const CONNECT: Duration = Duration::from_secs(1);
+/// How long between two looks whether librdkafka has put away what it has reported.
+const PUT_AWAY: Duration = Duration::from_micros(50);
 
 /// Trouble in a transaction, judged.
 #[derive(Debug)]
@@ -52,11 +56,39 @@ pub(crate) type Record<'a> = BaseRecord<'a, [u8], [u8], Box<usize>>;
 struct Reports {
     /// The first record of this transaction that was not delivered, by the input it came from.
     failed: Mutex<Option<(usize, KafkaError)>>,
+    /// Reports in all, and at which number somebody waits.
+    count: AtomicU64,
+    awaited: AtomicU64,
+    /// The awaited number is reached, or a record was not delivered. Goes with `failed`.
+    woken: Condvar,
 }
 
 impl Reports {
     fn failed(&self) -> MutexGuard<'_, Option<(usize, KafkaError)>> {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A record was delivered, or not.
+    fn report(&self, failed: Option<(usize, KafkaError)>) {
+        let is_bad = failed.is_some();
+        if let Some(failed) = failed {
+            self.failed().get_or_insert(failed);
+        }
+        let count = self.count.fetch_add(1, Ordering::SeqCst) + 1;
+        if is_bad || count == self.awaited.load(Ordering::SeqCst) {
+            // With the lock, so that it does not fall between a look and the wait that follows.
+            drop(self.failed());
+            self.woken.notify_all();
+        }
+    }
+
+    /// Waits until so many records are reported, one was not delivered, or the time is over.
+    fn wait(&self, count: u64, limit: Duration) {
+        // First said, then looked: whoever reports looks the other way round.
+        self.awaited.store(count, Ordering::SeqCst);
+        let waits = |failed: &mut Option<_>| failed.is_none() && self.count.load(Ordering::SeqCst) < count;
+        let waited = self.woken.wait_timeout_while(self.failed(), limit, waits);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 }
 
@@ -74,9 +106,8 @@ impl ProducerContext for Reports {
     type DeliveryOpaque = Box<usize>;
 
     fn delivery(&self, result: &DeliveryResult<'_>, input: Self::DeliveryOpaque) {
-        if let Err((error, _)) = result {
-            self.failed().get_or_insert((*input, error.clone()));
-        }
+        let failed = result.as_ref().err().map(|(error, _)| (*input, error.clone()));
+        self.report(failed);
     }
 }
 
@@ -89,6 +120,8 @@ pub(crate) struct Settings<'a> {
     /// More settings of the caller's own, which the user may not contradict.
     pub(crate) own: Vec<(&'static str, String)>,
     pub(crate) properties: BTreeMap<String, String>,
+    /// A topic that is there, to connect by; without one the first transaction may begin half a second later.
+    pub(crate) topic: Option<String>,
 }
 
 /// A transactional producer with its polling thread, without which aborts would wait for their whole time-out.
@@ -101,6 +134,8 @@ pub(crate) struct Producer {
     limit: Duration,
     /// When the open transaction began.
     begun: Duration,
+    /// Records handed over since the producer was made.
+    sent: AtomicU64,
 }
 
 impl Producer {
@@ -121,9 +156,9 @@ impl Producer {
             own.push(("batch.num.messages", "1".to_owned()));
         }
         own.extend(settings.own.iter().cloned());
-        let settings = client::settings(settings.bootstrap, &own, &settings.properties)?;
+        let all = client::settings(settings.bootstrap, &own, &settings.properties)?;
         let inner =
-            BaseProducer::from_config_and_context(&settings, Reports::default()).map_err(client::not_made)?;
+            BaseProducer::from_config_and_context(&all, Reports::default()).map_err(client::not_made)?;
         let inner = Arc::new(inner);
         let stop = Arc::new(AtomicBool::new(false));
         let (polled, stopped) = (Arc::clone(&inner), Arc::clone(&stop));
@@ -144,7 +179,12 @@ impl Producer {
             single,
             limit,
             begun: SystemClock.monotonic(),
+            sent: AtomicU64::new(0),
         };
+        if let Some(topic) = &settings.topic {
+            // Without a connection librdkafka looks for the coordinator half a second later. An error shows below.
+            let _ = producer.inner.client().fetch_metadata(Some(topic), CONNECT);
+        }
         producer
             .repeat(Step::Init, || {
                 producer.inner.init_transactions(Duration::from_secs(5))
@@ -189,7 +229,10 @@ impl Producer {
         let mut record = record;
         loop {
             let (error, again) = match self.inner.send(record) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.sent.fetch_add(1, Ordering::Relaxed);
+                    return Ok(());
+                }
                 Err(refused) => refused,
             };
             let full = error.rdkafka_error_code() == Some(Code::QueueFull);
@@ -204,12 +247,16 @@ impl Producer {
 
     /// Waits until every record is delivered. Not librdkafka's flush, which takes 100 ms at least.
     pub(crate) fn drain(&self) -> Result<(), Trouble> {
-        while self.inner.in_flight_count() > 0 && self.inner.context().failed().is_none() {
+        let left = self.limit.saturating_sub(SystemClock.monotonic() - self.begun);
+        let reports = self.inner.context();
+        reports.wait(self.sent.load(Ordering::Relaxed), left);
+        // A record counts as in flight until its report is put away, and with one in flight a commit takes 100 ms.
+        while self.inner.in_flight_count() > 0 && reports.failed().is_none() {
             if !self.time_left() {
                 let error = KafkaError::Flush(Code::OperationTimedOut);
                 return Err(Trouble::new(Step::Drain, &error, false));
             }
-            std::thread::sleep(Duration::from_micros(500));
+            std::thread::sleep(PUT_AWAY);
         }
         match &*self.inner.context().failed() {
             Some((input, error)) => Err(not_delivered(*input, error, self.time_left(), self.single)),
@@ -268,5 +315,48 @@ impl Trouble {
             Verdict::Retry | Verdict::AbortAndRewind | Verdict::RecreateProducer => ErrorKind::Unavailable,
         };
         StoreError::new(kind, operation, self.why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Longer than any test waits: who is not woken fails by it.
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn in_time(wait: impl FnOnce()) -> bool {
+        let begun = SystemClock.monotonic();
+        wait();
+        SystemClock.monotonic() - begun < LONG / 2
+    }
+
+    #[test]
+    fn who_waits_for_deliveries_is_woken_by_the_last_one_and_by_the_first_that_failed() {
+        // Many times: the last report has to come while the other one waits.
+        for failing in [None, Some(1)].into_iter().cycle().take(400) {
+            let all = Reports::default();
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| in_time(|| all.wait(3, LONG)));
+                all.report(None);
+                while all.awaited.load(Ordering::SeqCst) == 0 {
+                    std::thread::yield_now();
+                }
+                std::thread::yield_now();
+                all.report(failing.map(|it| (it, KafkaError::Flush(Code::MessageTimedOut))));
+                if failing.is_none() {
+                    all.report(None);
+                }
+                assert!(waiting.join().unwrap(), "{failing:?}: nobody woke it");
+            });
+            assert_eq!(all.failed().as_ref().map(|(index, _)| *index), failing);
+            assert!(in_time(|| all.wait(3, LONG)), "nothing to wait for any more");
+        }
+    }
+
+    #[test]
+    fn reports_that_do_not_come_are_not_waited_for_longer_than_said() {
+        let none = Reports::default();
+        assert!(in_time(|| none.wait(1, Duration::from_millis(1))));
     }
 }
