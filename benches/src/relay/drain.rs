@@ -250,7 +250,11 @@ async fn latency(plan: Plan, only: Option<&str>) {
         "events",
     )
     .contender("limit: produced directly after the commit", || {
-        steady(run, |_, _| Box::pin(std::future::pending()), true)
+        steady(run, |_, _| Box::pin(std::future::pending()), Some(0))
+    })
+    // With the linger of the drivers that the goal was measured with.
+    .contender("produced directly, linger 2 ms", || {
+        steady(run, |_, _| Box::pin(std::future::pending()), Some(2))
     })
     .contender("by hand, 1 ms tick, no linger", || {
         let limit = Limit {
@@ -264,14 +268,14 @@ async fn latency(plan: Plan, only: Option<&str>) {
                 let (url, topic) = (backlog.url.clone(), backlog.topic.clone());
                 Box::pin(async move { limit.run(&url, &topic, watch::channel(0).0).await })
             },
-            false,
+            None,
         )
     })
     .contender("relay, as it comes", || {
         steady(
             run,
             |backlog, stop| relaying(backlog, RelayPolicy::default(), None, stop),
-            false,
+            None,
         )
     })
     .contender("relay, low latency", || {
@@ -279,7 +283,7 @@ async fn latency(plan: Plan, only: Option<&str>) {
         steady(
             run,
             move |backlog, stop| relaying(backlog, policy.clone(), Some(linger), stop),
-            false,
+            None,
         )
     })
     .contender("by hand, in transactions, two producers", || {
@@ -301,7 +305,7 @@ async fn latency(plan: Plan, only: Option<&str>) {
         steady(
             run,
             |backlog, stop| running(backlog, log(1_000), RelayPolicy::default(), stop),
-            false,
+            None,
         )
     })
     .only(only)
@@ -333,11 +337,12 @@ fn running(backlog: &Backlog, sink: impl Sink, policy: RelayPolicy, stop: Cancel
     Box::pin(async move { relay.run(stop).await.unwrap() })
 }
 
-/// Business transactions at a steady rate, and a consumer that notes when it sees each event.
+/// Business transactions at a steady rate, and a consumer that notes when it sees each event. With `direct` they produce
+/// themselves, with so many milliseconds of linger.
 async fn steady(
     run: Duration,
     relay: impl FnOnce(&Backlog, CancellationToken) -> Running,
-    direct: bool,
+    direct: Option<u32>,
 ) -> Sample {
     let count = (run.as_secs_f64() * f64::from(RATE)) as u32;
     let backlog = Backlog::new(0, false).await;
@@ -358,7 +363,7 @@ async fn steady(
         .set("bootstrap.servers", kafka().bootstrap())
         .set("enable.idempotence", "true")
         .set("acks", "all")
-        .set("linger.ms", "0")
+        .set("linger.ms", direct.unwrap_or_default().to_string())
         .create()
         .unwrap();
     let producer = Arc::new(producer);
@@ -376,7 +381,7 @@ async fn steady(
                 .execute(&mut *tx)
                 .await
                 .unwrap();
-            if direct {
+            if direct.is_some() {
                 store.commit(tx).await.unwrap();
                 let committed = Instant::now();
                 let key = event.key.as_deref().unwrap_or_default();
@@ -402,7 +407,7 @@ async fn steady(
     over.store(true, Ordering::Relaxed);
     let elapsed = begun.elapsed();
     stop.cancel();
-    if direct {
+    if direct.is_some() {
         producer.flush(Duration::from_secs(5)).unwrap();
         running.abort();
     } else if tokio::time::timeout(Duration::from_millis(500), &mut running)

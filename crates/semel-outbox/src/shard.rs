@@ -98,9 +98,10 @@ impl Shell {
         let lease = owned.lease.clone();
         let status = Arc::clone(&self.status);
         match command {
-            Command::OpenBatch { from, advance } => Box::pin(async move {
-                let reply = store.open_batch(&lease, &from, advance).await;
-                if let Ok(Guarded::Done(Opening::Opened(_))) = &reply {
+            Command::OpenBatch { from, advance, first } => Box::pin(async move {
+                let mut reply = store.open_batch(&lease, &from, advance, first).await;
+                if let Ok(Guarded::Done(Opening::Opened(_, page))) = &mut reply {
+                    page.iter_mut().for_each(|page| judge_page(page, &*sink));
                     crash_point("relay.batch_opened");
                     if from.open.is_some() {
                         crash_point("relay.batch_finished");
@@ -289,11 +290,15 @@ async fn publish(
 fn judge(reply: Guarded<Page>, sink: &dyn Sink) -> Guarded<Page> {
     match reply {
         Guarded::Done(mut page) => {
-            page.rows.iter_mut().for_each(|row| bar(row, sink));
+            judge_page(&mut page, sink);
             Guarded::Done(page)
         }
         other => other,
     }
+}
+
+fn judge_page(page: &mut Page, sink: &dyn Sink) {
+    page.rows.iter_mut().for_each(|row| bar(row, sink));
 }
 
 fn judge_taken(reply: Guarded<Taken>, sink: &dyn Sink) -> Guarded<Taken> {

@@ -6,6 +6,7 @@ mod log;
 mod outbox;
 mod outbox_desk;
 mod outbox_limit;
+mod outbox_page;
 mod saga;
 
 pub use inbox::{MemoryInbox, MemoryTx};

@@ -182,25 +182,6 @@ impl Inner {
         self.between(id, shard.slots, commit_of(&shard.cursor.prev), u64::MAX)
             .filter(move |row| row.row > last || self.rows[&row.row].0 > open)
     }
-
-    /// Rows of the shard that are visible in `to` and not in `from`, by number.
-    fn between<'a>(
-        &'a self,
-        shard: &'a ShardId,
-        slots: Slots,
-        from: u64,
-        to: u64,
-    ) -> impl Iterator<Item = &'a OutboxRow> {
-        self.rows
-            .values()
-            .filter(move |(commit, row)| {
-                *commit > from
-                    && *commit <= to
-                    && row.event.stream == shard.stream
-                    && slots.range().contains(&row.event.slot())
-            })
-            .map(|(_, row)| row)
-    }
 }
 
 impl MemoryOutbox {
@@ -422,6 +403,7 @@ impl OutboxStore for MemoryOutbox {
         lease: &ShardLease,
         from: &Cursor,
         advance: bool,
+        size: PageSize,
     ) -> Result<Guarded<Opening>, StoreError> {
         let now = self.clock.now();
         let mut inner = self.lock();
@@ -470,7 +452,10 @@ impl OutboxStore for MemoryOutbox {
                     suspect: None,
                     log: shard.cursor.log,
                 };
-                Opening::Opened(shard.cursor.clone())
+                let cursor = shard.cursor.clone();
+                // A store may bring the first page or leave it to be asked for.
+                let page = (cursor.batch_no % 2 == 0).then(|| inner.page(lease, &cursor, first - 1, size));
+                Opening::Opened(cursor, page)
             }
             None if advance => {
                 shard.cursor = Cursor {
@@ -502,27 +487,7 @@ impl OutboxStore for MemoryOutbox {
         if shard.cursor.batch_no != cursor.batch_no || shard.cursor.open != cursor.open {
             return Ok(Guarded::Reload);
         }
-        let Some(open) = &cursor.open else {
-            return Ok(Guarded::Done(Page::default()));
-        };
-        let (low, high) = (commit_of(&cursor.prev), commit_of(open));
-        let mut page = Page::default();
-        let mut bytes = 0;
-        for row in inner
-            .between(&lease.shard, lease.slots, low, high)
-            .filter(|row| row.row > after)
-        {
-            bytes += row.event.data.as_ref().map_or(0, Bytes::len) as u64;
-            if page.rows.len() >= size.rows as usize || (bytes > size.bytes && !page.rows.is_empty()) {
-                page.more = true;
-                break;
-            }
-            page.rows.push(PageRow {
-                row: row.clone(),
-                barred: None,
-            });
-        }
-        Ok(Guarded::Done(page))
+        Ok(Guarded::Done(inner.page(lease, cursor, after, size)))
     }
 
     async fn save_cursor(

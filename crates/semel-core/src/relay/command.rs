@@ -78,6 +78,8 @@ pub enum Command {
         from: Cursor,
         /// Whether to move `prev` on even when there is nothing.
         advance: bool,
+        /// How much a first page may hold.
+        first: PageSize,
     },
     /// Read rows of the open batch.
     ReadPage {

@@ -25,7 +25,7 @@ use super::redrive::Redrive;
 use super::transaction::Log;
 use super::window::{State, Window, behind};
 use crate::host::Timestamp;
-use crate::store::{CursorSave, Exception, ExceptionKind, Guarded, Opening, Page, PageSize, SinkOrder};
+use crate::store::{CursorSave, Exception, ExceptionKind, Guarded, Opening, Page, SinkOrder};
 
 /// Getting rows from the store.
 #[derive(Debug)]
@@ -320,10 +320,13 @@ impl Machine {
 
     fn opened(&mut self, now: u64, opening: Opening) {
         match opening {
-            Opening::Opened(cursor) => {
+            Opening::Opened(cursor, first) => {
                 self.counters.batches += 1;
                 self.reading.idle_ms = self.policy.idle_min_ms;
                 self.take_over(cursor, now);
+                if let Some(page) = first {
+                    self.admit(page);
+                }
             }
             Opening::Moved(cursor) => {
                 self.cursor = cursor;
@@ -561,17 +564,13 @@ impl Machine {
         }
         if self.cursor.open.is_some() && !self.reading.all {
             let room = self.policy.window_rows.saturating_sub(self.window.len());
-            // A small window is read in parts, too: what is on its way needs the other half.
-            let page = (self.policy.page_rows as usize).min((self.policy.window_rows / 4).max(1));
-            if room >= page && self.window.bytes() < self.policy.window_bytes {
+            let size = self.policy.page_size();
+            if room >= size.rows as usize && self.window.bytes() < self.policy.window_bytes {
                 self.reading.out = true;
                 commands.push(Command::ReadPage {
                     cursor: self.cursor.clone(),
                     after: self.reading.to,
-                    size: PageSize {
-                        rows: u32::try_from(page).unwrap_or(u32::MAX),
-                        bytes: self.policy.page_bytes,
-                    },
+                    size,
                 });
             }
         } else if complete && self.saving.out.is_none() && !self.saving.finish {
@@ -581,6 +580,7 @@ impl Machine {
                 commands.push(Command::OpenBatch {
                     from: self.cursor.clone(),
                     advance: self.cursor.open.is_none() && idle,
+                    first: self.policy.page_size(),
                 });
             } else {
                 self.wake_by(self.reading.open_at);

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::{self, LimitExceeded};
 use crate::retry::RetryPolicy;
+use crate::store::PageSize;
 
 /// What becomes of a row that the sink refuses again and again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -113,5 +114,14 @@ impl RelayPolicy {
         ms("redrive_look_ms", self.redrive_look_ms, 1)?;
         ms("send_timeout_ms", self.send_timeout_ms, 1)?;
         ms("retry_after_max_ms", self.retry_after_max_ms, 0)
+    }
+
+    /// How much is read at once. A small window is read in parts, too: what is on its way needs the other half.
+    pub(super) fn page_size(&self) -> PageSize {
+        let part = u32::try_from(self.window_rows / 4).unwrap_or(u32::MAX);
+        PageSize {
+            rows: self.page_rows.min(part.max(1)),
+            bytes: self.page_bytes,
+        }
     }
 }

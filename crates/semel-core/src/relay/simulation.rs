@@ -308,8 +308,12 @@ impl World {
             }};
         }
         let input = match command {
-            Command::OpenBatch { from, advance } => {
-                store!(self.store.open_batch(&lease, &from, advance), Input::Opened, Read)
+            Command::OpenBatch { from, advance, first } => {
+                store!(
+                    self.store.open_batch(&lease, &from, advance, first),
+                    Input::Opened,
+                    Read
+                )
             }
             Command::ReadPage { cursor, after, size } => {
                 store!(

@@ -121,10 +121,10 @@ impl Bench {
             for command in self.machine.step(self.now(), input, 0.0) {
                 let (store, lease) = (&self.store, &self.lease);
                 match command {
-                    Command::OpenBatch { from, advance } => {
+                    Command::OpenBatch { from, advance, first } => {
                         self.opened += 1;
                         inputs.push(Input::Opened(
-                            now_or_never(store.open_batch(lease, &from, advance)).unwrap(),
+                            now_or_never(store.open_batch(lease, &from, advance, first)).unwrap(),
                         ));
                     }
                     Command::ReadPage { cursor, after, size } => {

@@ -39,8 +39,9 @@ pub enum Guarded<T> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Opening {
     /// There are rows: send them. The cursor is saved with its `open` mark, and everything that the batch can hold is
-    /// as durable as the store makes it, so that no event of it can be taken back by a crash.
-    Opened(Cursor),
+    /// as durable as the store makes it, so that no event of it can be taken back by a crash. With its first page where
+    /// reading that costs no round trip of its own: what [`OutboxStore::read_page`] behind [`Cursor::last_id`] would answer.
+    Opened(Cursor, Option<Page>),
     /// There is nothing new, and nothing was written.
     Empty,
     /// There is nothing new, and `prev` was moved on, as asked.
@@ -272,12 +273,13 @@ pub trait OutboxStore: Send + Sync + 'static {
 
     /// Looks for rows after `from`, and opens a batch when there are any, with a fresh nonce ([`Cursor::batch`]). A batch
     /// that `from` still holds open counts as settled: its end and the new batch's beginning are one write. With `advance` an empty batch moves `prev` on
-    /// too, which lets the cleaner go on; without it nothing is written.
+    /// too, which lets the cleaner go on; without it nothing is written. `first` is how much a first page may hold.
     async fn open_batch(
         &self,
         lease: &ShardLease,
         from: &Cursor,
         advance: bool,
+        first: PageSize,
     ) -> Result<Guarded<Opening>, StoreError>;
 
     /// Reads rows of the open batch with numbers above `after`. Checks that the batch is still this owner's.

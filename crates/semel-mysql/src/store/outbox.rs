@@ -208,6 +208,7 @@ impl OutboxStore for Mysql {
         lease: &ShardLease,
         from: &Cursor,
         advance: bool,
+        _: PageSize,
     ) -> Result<Guarded<Opening>, StoreError> {
         for _ in 0..MAP_TRIES {
             if let Some(reply) = self.try_open(lease, from, advance).await? {

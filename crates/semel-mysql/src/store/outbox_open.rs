@@ -111,6 +111,6 @@ impl Mysql {
             rows: look.mine.into(),
         };
         self.outbox.set_batch(lease, &next, rows);
-        Ok(Some(Guarded::Done(Opening::Opened(next))))
+        Ok(Some(Guarded::Done(Opening::Opened(next, None))))
     }
 }

@@ -22,6 +22,8 @@ use semel_sqlite::Sqlite;
 use semel_testkit::crash::{Run, role};
 use semel_testkit::servers;
 
+use semel_testkit::laws::outbox::PAGE;
+
 use crate::bed::{config, event, start, until};
 
 const EVENTS: usize = 40;
@@ -122,7 +124,8 @@ async fn set_aside_and_ask(store: &dyn OutboxStore) {
         parked,
         ..
     } = owned.remove(0);
-    let Guarded::Done(Opening::Opened(cursor)) = store.open_batch(&lease, &cursor, false).await.unwrap()
+    let Guarded::Done(Opening::Opened(cursor, _)) =
+        store.open_batch(&lease, &cursor, false, PAGE).await.unwrap()
     else {
         panic!("nothing was written")
     };

@@ -12,6 +12,7 @@ mod outbox_desk;
 mod outbox_due;
 mod outbox_hint;
 mod outbox_limit;
+mod outbox_open;
 mod outbox_partitions;
 mod outbox_reading;
 mod outbox_reshard;

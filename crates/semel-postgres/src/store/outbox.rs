@@ -26,7 +26,7 @@ use semel_core::store::{
     OutboxDesk, OutboxStore, Page, PageSize, Partitions, RESHARD_REST_MS, Rotation, ShardBacklog,
     StoredException, StreamLimit, check_stream,
 };
-use semel_core::{ErrorKind, Nonce, StoreError};
+use semel_core::{ErrorKind, StoreError};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
@@ -39,7 +39,8 @@ use crate::gate::{query, query_as, query_scalar};
 
 /// Compares what every guarded write must compare (rules O11, S3).
 /// The commit is synchronous even where a statement of yours has changed the connection's setting.
-const MINE: &str = "s.stream = $1 AND s.shard = $2 AND s.epoch = $3 AND s.nonce = $4 AND s.version = $5
+pub(super) const MINE: &str =
+    "s.stream = $1 AND s.shard = $2 AND s.epoch = $3 AND s.nonce = $4 AND s.version = $5
   AND set_config('synchronous_commit', 'on', true) = 'on'";
 /// Rows that one look counts. A batch below it is read by its transactions, a larger one by the primary key.
 pub(super) const LOOK_ROWS: i64 = 1_000;
@@ -62,8 +63,8 @@ pub(super) struct Look {
     pub(super) first: Option<i64>,
     pub(super) found: i64,
     /// The version of the map; `None` when the shard is not there any more.
-    map: Option<i64>,
-    change: Option<Change>,
+    pub(super) map: Option<i64>,
+    pub(super) change: Option<Change>,
 }
 
 #[async_trait]
@@ -217,9 +218,10 @@ impl OutboxStore for Postgres {
         lease: &ShardLease,
         from: &Cursor,
         advance: bool,
+        first: PageSize,
     ) -> Result<Guarded<Opening>, StoreError> {
         for _ in 0..MAP_TRIES {
-            if let Some(reply) = self.try_open(lease, from, advance).await? {
+            if let Some(reply) = self.try_open(lease, from, advance, first).await? {
                 return Ok(reply);
             }
         }
@@ -264,12 +266,10 @@ impl OutboxStore for Postgres {
             .take_rows(query, |row| reading.take(row))
             .await
             .map_err(failed)?;
-        let (mine, bytes, mut page) = reading.end()?;
+        let (mine, page) = reading.end(&self.pages, &lease.shard, rows_max)?;
         if !mine {
             return self.not_mine(lease, "read_page").await;
         }
-        page.more |= page.rows.len() >= rows_max as usize;
-        self.pages.read(&lease.shard, rows_max, page.rows.len(), bytes);
         Ok(Guarded::Done(page))
     }
 
@@ -449,90 +449,8 @@ fn numbers(row: &PgRow) -> Result<(u64, Option<i64>, u64), sqlx::Error> {
 }
 
 impl Postgres {
-    /// Looks and opens; `None` when the map of shards changed in between.
-    async fn try_open(
-        &self,
-        lease: &ShardLease,
-        from: &Cursor,
-        mut advance: bool,
-    ) -> Result<Option<Guarded<Opening>>, StoreError> {
-        let prev = from.open.as_ref().unwrap_or(&from.prev);
-        let mut look = self.look(lease, prev).await?;
-        let Some(map) = look.map else {
-            return Ok(Some(Guarded::Lost));
-        };
-        if let Some(change) = look.change.take() {
-            if change.rested {
-                self.set_mark(&lease.shard.stream, None).await?;
-                return Ok(None);
-            }
-            if change.held && change.mark == prev.as_str() {
-                if from.open.is_none() && self.switch_map(&lease.shard.stream).await? {
-                    return Ok(Some(Guarded::Lost));
-                }
-                return Ok(Some(Guarded::Done(Opening::Empty)));
-            }
-            if change.held {
-                advance = true;
-                self.look_to(lease, prev, &change.mark, &mut look).await?;
-            }
-        }
-        if look.first.is_none() && !(advance && look.cur != prev.as_str()) {
-            return Ok(Some(Guarded::Done(Opening::Empty)));
-        }
-        let small = look.found < LOOK_ROWS;
-        let first = match look.first {
-            Some(first) if !small => self.first(prev, &look.cur).await?.or(Some(first)),
-            first => first,
-        };
-        let (prev, open, last_id, batch_no) = match first {
-            Some(first) => (
-                prev.as_str(),
-                Some(look.cur.as_str()),
-                first - 1,
-                from.batch_no + 1,
-            ),
-            None => (look.cur.as_str(), None, 0, from.batch_no),
-        };
-        let sql = format!(
-            "UPDATE semel.outbox_shard s SET prev = $6::text::pg_snapshot, open = $7::text::pg_snapshot, last_id = $8,
-               batch_no = $9, version = s.version + 1, suspect = NULL, batch = coalesce($11, batch)
-             WHERE {MINE} AND s.map = $10 RETURNING {SHARD}"
-        );
-        let row = query(AssertSqlSafe(sql))
-            .bind(&lease.shard.stream)
-            .bind(i32::from(lease.shard.index))
-            .bind(lease.epoch.0)
-            .bind(&lease.nonce.0[..])
-            .bind(from.version)
-            .bind(prev)
-            .bind(open)
-            .bind(last_id)
-            .bind(batch_no)
-            .bind(map)
-            .bind(open.map(|_| Nonce::random().0.to_vec()))
-            .fetch_optional(&self.own)
-            .await
-            .map_err(|error| autocommit_failed("open_batch", error))?;
-        let Some(row) = row else {
-            let found = self.find_shard(lease, "open_batch").await?;
-            return Ok(match found.filter(|found| found.is_owned_by(lease)) {
-                None => Some(Guarded::Lost),
-                Some(found) if found.cursor.version != from.version => Some(Guarded::Reload),
-                Some(_) => None,
-            });
-        };
-        let cursor = shard(&row)?.cursor;
-        self.pages.opened(&lease.shard, small.then_some(batch_no));
-        Ok(Some(Guarded::Done(if open.is_some() {
-            Opening::Opened(cursor)
-        } else {
-            Opening::Moved(cursor)
-        })))
-    }
-
     /// One statement: what is visible to it is what is visible in the snapshot that it returns.
-    async fn look(&self, lease: &ShardLease, prev: &Mark) -> Result<Look, StoreError> {
+    pub(super) async fn look(&self, lease: &ShardLease, prev: &Mark) -> Result<Look, StoreError> {
         let failed = |error| classify("open_batch", error);
         let row = query(include_str!("../sql/outbox_look.sql"))
             .bind(prev.as_str())
@@ -586,7 +504,7 @@ impl Postgres {
     }
 
     /// The lowest number of a batch too large for one look. A new stream begins at the beginning, without looking.
-    async fn first(&self, prev: &Mark, cur: &str) -> Result<Option<i64>, StoreError> {
+    pub(super) async fn first(&self, prev: &Mark, cur: &str) -> Result<Option<i64>, StoreError> {
         if prev.as_str().starts_with("1:1:") {
             return Ok(Some(1));
         }
@@ -598,7 +516,7 @@ impl Postgres {
             .map_err(|error| classify("open_batch", error))
     }
 
-    async fn find_shard(
+    pub(super) async fn find_shard(
         &self,
         lease: &ShardLease,
         operation: &'static str,

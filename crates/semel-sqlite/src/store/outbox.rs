@@ -184,6 +184,7 @@ impl OutboxStore for Sqlite {
         lease: &ShardLease,
         from: &Cursor,
         advance: bool,
+        _: PageSize,
     ) -> Result<Guarded<Opening>, StoreError> {
         for _ in 0..MAP_TRIES {
             if let Some(reply) = self.try_open(lease, from, advance).await? {
@@ -537,7 +538,7 @@ impl Sqlite {
         };
         let cursor = shard(&row)?.cursor;
         Ok(Some(Guarded::Done(if open.is_some() {
-            Opening::Opened(cursor)
+            Opening::Opened(cursor, None)
         } else {
             Opening::Moved(cursor)
         })))

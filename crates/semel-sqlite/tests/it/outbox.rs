@@ -8,7 +8,7 @@ use semel_core::{ErrorKind, Event, StoreError};
 use semel_sqlite::Sqlite;
 use semel_testkit::clock::ManualClock;
 use semel_testkit::laws::outbox as laws;
-use semel_testkit::laws::outbox::{World, Writer, event};
+use semel_testkit::laws::outbox::{PAGE, World, Writer, event};
 use sqlx::Transaction;
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -204,7 +204,7 @@ async fn a_table_that_was_replaced_stops_the_relay() {
     world.write(&[event("k", "3")]).await;
     let error = world
         .store
-        .open_batch(reader.lease(), &reader.cursor, false)
+        .open_batch(reader.lease(), &reader.cursor, false, PAGE)
         .await
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::IdentityChanged);

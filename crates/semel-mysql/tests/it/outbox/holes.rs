@@ -4,7 +4,7 @@ use semel_core::relay::Mark;
 use semel_core::store::{Guarded, Opening};
 use semel_core::{ErrorKind, OutboxStore};
 use semel_mysql::{Mysql, tx};
-use semel_testkit::laws::outbox::{Reader, event};
+use semel_testkit::laws::outbox::{PAGE, Reader, event};
 
 use super::{lent, over};
 
@@ -28,7 +28,7 @@ fn is_hole(mark: &Mark, id: i64) -> bool {
 async fn idle(reader: &mut Reader) {
     let reply = reader
         .store
-        .open_batch(reader.lease(), &reader.cursor, true)
+        .open_batch(reader.lease(), &reader.cursor, true, PAGE)
         .await
         .unwrap();
     match reply {
@@ -210,7 +210,7 @@ async fn an_idle_shard_passes_many_rows_of_others_once() {
     db.commit(tx).await.unwrap();
     let reply = reader
         .store
-        .open_batch(reader.lease(), &reader.cursor, false)
+        .open_batch(reader.lease(), &reader.cursor, false, PAGE)
         .await
         .unwrap();
     let Guarded::Done(Opening::Moved(cursor)) = reply else {
@@ -236,7 +236,7 @@ async fn a_table_that_was_replaced_stops_the_relay() {
         .unwrap();
     world.write(&[event("k", "2")]).await;
     let error = db
-        .open_batch(reader.lease(), &reader.cursor, false)
+        .open_batch(reader.lease(), &reader.cursor, false, PAGE)
         .await
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::IdentityChanged);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use semel_core::store::{Guarded, Opening};
 use semel_mysql::tx;
-use semel_testkit::laws::outbox::{Reader, event};
+use semel_testkit::laws::outbox::{PAGE, Reader, event};
 
 use super::{lent, over};
 
@@ -49,9 +49,12 @@ async fn a_shard_that_is_far_behind_comes_to_the_mark_in_bounded_batches() {
     let mut slow = slow;
     let mut batches = 0;
     for _ in 0..20 {
-        let reply = world.store.open_batch(slow.lease(), &slow.cursor, false).await;
+        let reply = world
+            .store
+            .open_batch(slow.lease(), &slow.cursor, false, PAGE)
+            .await;
         match reply.unwrap() {
-            Guarded::Done(Opening::Opened(cursor)) => {
+            Guarded::Done(Opening::Opened(cursor, _)) => {
                 batches += 1;
                 slow.cursor = cursor;
                 let rows = slow.rest().await;
@@ -62,7 +65,10 @@ async fn a_shard_that_is_far_behind_comes_to_the_mark_in_bounded_batches() {
             Guarded::Done(Opening::Moved(cursor)) => slow.cursor = cursor,
             Guarded::Done(Opening::Empty) => {
                 // The other one may have to see what was committed since, or nothing.
-                let reply = world.store.open_batch(ahead.lease(), &ahead.cursor, false).await;
+                let reply = world
+                    .store
+                    .open_batch(ahead.lease(), &ahead.cursor, false, PAGE)
+                    .await;
                 match reply.unwrap() {
                     Guarded::Done(Opening::Moved(cursor)) => ahead.cursor = cursor,
                     Guarded::Lost => break,

@@ -10,13 +10,18 @@ use semel_postgres::{Postgres, tx};
 use sqlx::Row as _;
 use uuid::Uuid;
 
+use semel_testkit::laws::outbox::PAGE;
+
 use super::{event, fresh, own};
 
 /// Every event that is there, as the relay reads it.
 async fn events(db: &Postgres) -> Vec<Event> {
     let owned = own(db).await;
-    let opening = db.open_batch(&owned.lease, &owned.cursor, false).await.unwrap();
-    let Guarded::Done(Opening::Opened(cursor)) = opening else {
+    let opening = db
+        .open_batch(&owned.lease, &owned.cursor, false, PAGE)
+        .await
+        .unwrap();
+    let Guarded::Done(Opening::Opened(cursor, _)) = opening else {
         return Vec::new();
     };
     let size = PageSize {

@@ -17,7 +17,7 @@ use semel_core::relay::{Cursor, OwnedShard};
 use semel_core::store::{Acquire, CursorSave, Exception, ExceptionKind, Guarded, Opening, PageSize};
 use semel_core::{Clock as _, ErrorKind, Event, Nonce, OutboxStore as _, StoreError, SystemClock};
 use semel_postgres::{Config, Postgres, tx};
-use semel_testkit::laws::outbox::{World, Writer};
+use semel_testkit::laws::outbox::{PAGE, World, Writer};
 use semel_testkit::servers::PostgresServer;
 use sqlx::Transaction;
 use uuid::Uuid;
@@ -164,8 +164,11 @@ async fn own(db: &Postgres) -> OwnedShard {
 
 /// Opens a batch and reads it to its end; finishes it.
 async fn batch(db: &Postgres, owned: &mut OwnedShard) -> Vec<String> {
-    let opening = db.open_batch(&owned.lease, &owned.cursor, false).await.unwrap();
-    let Guarded::Done(Opening::Opened(cursor)) = opening else {
+    let opening = db
+        .open_batch(&owned.lease, &owned.cursor, false, PAGE)
+        .await
+        .unwrap();
+    let Guarded::Done(Opening::Opened(cursor, _)) = opening else {
         return Vec::new();
     };
     let texts = rest(db, owned, &cursor).await;
@@ -323,8 +326,10 @@ async fn a_row_written_at_an_impossible_time_is_read_like_any_other() {
         .unwrap();
     }
     db.backlog().await.unwrap();
-    let Guarded::Done(Opening::Opened(cursor)) =
-        db.open_batch(&owned.lease, &owned.cursor, false).await.unwrap()
+    let Guarded::Done(Opening::Opened(cursor, _)) = db
+        .open_batch(&owned.lease, &owned.cursor, false, PAGE)
+        .await
+        .unwrap()
     else {
         panic!("four rows are there")
     };
@@ -366,7 +371,7 @@ async fn another_cluster_stops_the_relay_until_it_is_adopted() {
         .await
         .unwrap();
     let error = db
-        .open_batch(&owned.lease, &owned.cursor, false)
+        .open_batch(&owned.lease, &owned.cursor, false, PAGE)
         .await
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::IdentityChanged);
@@ -404,7 +409,10 @@ async fn a_cursor_from_the_future_stops_the_relay() {
     let Guarded::Done(cursor) = db.load(&owned.lease).await.unwrap() else {
         panic!("mine")
     };
-    let error = db.open_batch(&owned.lease, &cursor, false).await.unwrap_err();
+    let error = db
+        .open_batch(&owned.lease, &cursor, false, PAGE)
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::IdentityChanged);
 }
 
@@ -428,8 +436,11 @@ async fn after_kill_9_of_the_server_nothing_sent_was_a_phantom_and_nothing_is_lo
         tx::enqueue_many(&mut tx, &events).await.unwrap();
         tx.commit().await.unwrap();
         // The batch is open, so it may be sent; the cursor is not finished yet.
-        let opening = db.open_batch(&owned.lease, &owned.cursor, false).await.unwrap();
-        let Guarded::Done(Opening::Opened(cursor)) = opening else {
+        let opening = db
+            .open_batch(&owned.lease, &owned.cursor, false, PAGE)
+            .await
+            .unwrap();
+        let Guarded::Done(Opening::Opened(cursor, _)) = opening else {
             panic!("rows are there")
         };
         sent = rest(&db, &owned, &cursor).await;

@@ -6,6 +6,7 @@ use semel_core::store::{Due, EVENT_REPEATED};
 use super::world::{World, event, texts};
 
 /// Longer than any of these laws takes, so that nothing is due by itself.
+const MINUTE_MS: i64 = 60_000;
 const HOUR_MS: i64 = 3_600_000;
 
 async fn delay(world: &World, events: &[(Event, i64)]) {
@@ -48,16 +49,13 @@ pub async fn a_delayed_event_comes_when_its_time_has_come_and_not_before(world: 
 /// was asked for.
 pub async fn due_events_come_in_the_order_of_their_times_some_at_a_time(world: &World) {
     let mut reader = world.reader().await;
-    let at = |text: &str, ms| (event("k", text), HOUR_MS + ms);
-    delay(
-        world,
-        &[at("4", 400), at("1", 100), at("3", 300), at("5", HOUR_MS)],
-    )
-    .await;
-    delay(world, &[at("2", 200), at("0", -HOUR_MS)]).await;
+    // Far apart: each call counts from the time of its own.
+    let at = |text: &str, minutes| (event("k", text), HOUR_MS + minutes * MINUTE_MS);
+    delay(world, &[at("4", 4), at("1", 1), at("3", 3), at("5", 60)]).await;
+    delay(world, &[at("2", 2), at("0", -60)]).await;
     let first = due(world, 10).await;
     assert_eq!(first.moved, 1, "one is due at once: {first:?}");
-    world.pass_ms(HOUR_MS + 500).await;
+    world.pass_ms(HOUR_MS + 5 * MINUTE_MS).await;
     for (moved, more) in [(3, true), (1, false)] {
         let step = due(world, 3).await;
         assert_eq!(step.moved, moved);

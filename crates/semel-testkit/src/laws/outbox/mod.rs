@@ -19,7 +19,7 @@ pub use limits::*;
 pub use owners::*;
 pub use reshard::*;
 pub use rows::*;
-pub use world::{Reader, World, Writer, event, memory};
+pub use world::{PAGE, Reader, World, Writer, event, memory};
 pub use writing::*;
 
 /// Writes one test per law over `$world`, an expression that makes a [`World`] of its own each time:

@@ -3,7 +3,7 @@
 use semel_core::relay::Epoch;
 use semel_core::store::{Guarded, Opening, PageSize};
 
-use super::world::{LEASE_MS, World, event, texts};
+use super::world::{LEASE_MS, PAGE, World, event, texts};
 
 /// Law: while a lease runs nobody else gets the shard; when it has ended the next owner has a larger epoch.
 pub async fn a_shard_has_one_owner(world: &World) {
@@ -105,7 +105,7 @@ pub async fn a_stale_owner_changes_nothing(world: &World) {
         // A look that finds nothing may say so to anybody; one that finds rows is a write.
         world.write(&[event("k", "x")]).await;
         assert_eq!(
-            store.open_batch(lease, &old.cursor, false).await.unwrap(),
+            store.open_batch(lease, &old.cursor, false, PAGE).await.unwrap(),
             Guarded::Lost
         );
         store.release(std::slice::from_ref(lease)).await.unwrap();
@@ -125,7 +125,7 @@ pub async fn a_late_write_of_the_same_owner_is_refused(world: &World) {
     assert_eq!(store.save_cursor(lease, &late).await.unwrap(), Guarded::Reload);
     world.write(&[event("k", "3")]).await;
     assert_eq!(
-        store.open_batch(lease, &late.from, false).await.unwrap(),
+        store.open_batch(lease, &late.from, false, PAGE).await.unwrap(),
         Guarded::Reload
     );
     let size = PageSize { rows: 9, bytes: 999 };
@@ -180,7 +180,7 @@ pub async fn a_mark_before_a_send_is_kept_for_the_next_owner(world: &World) {
     assert_eq!(next.cursor.suspect, None);
     let reply = world
         .store
-        .open_batch(next.lease(), &next.cursor, false)
+        .open_batch(next.lease(), &next.cursor, false, PAGE)
         .await
         .unwrap();
     assert_eq!(reply, Guarded::Done(Opening::Empty));

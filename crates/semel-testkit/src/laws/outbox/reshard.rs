@@ -8,15 +8,17 @@ use semel_core::store::{
     CursorSave, Exception, ExceptionKind, Guarded, Opening, OutboxRow, RESHARD_HOLD_MS, RESHARD_REST_MS,
 };
 
-use super::world::{LEASE_MS, Reader, World, event};
+use super::world::{LEASE_MS, PAGE, Reader, World, event};
 
 /// What was read, and whether the reader still owns its shard.
 pub(super) async fn drain(reader: &mut Reader, seen: &mut Vec<OutboxRow>) -> bool {
     loop {
         let store = reader.store.clone();
-        let reply = store.open_batch(&reader.owned.lease, &reader.cursor, false).await;
+        let reply = store
+            .open_batch(&reader.owned.lease, &reader.cursor, false, PAGE)
+            .await;
         match reply.unwrap() {
-            Guarded::Done(Opening::Opened(cursor)) => {
+            Guarded::Done(Opening::Opened(cursor, _)) => {
                 reader.cursor = cursor;
                 seen.extend(reader.rest().await);
                 // Every other batch ends with the opening of the next, as relays do it.

@@ -5,7 +5,7 @@ use semel_core::store::{Guarded, Opening, PageSize};
 use semel_core::{ErrorKind, Event};
 use uuid::Uuid;
 
-use super::world::{Reader, World, event, texts};
+use super::world::{PAGE, Reader, World, event, texts};
 
 /// Law: binary keys and data, repeated and binary headers, tombstones and empty data come out as they went in.
 pub async fn every_byte_of_an_event_arrives(world: &World) {
@@ -135,7 +135,7 @@ pub async fn an_empty_look_writes_nothing(world: &World) {
     for _ in 0..3 {
         let reply = reader
             .store
-            .open_batch(reader.lease(), &reader.cursor, false)
+            .open_batch(reader.lease(), &reader.cursor, false, PAGE)
             .await
             .unwrap();
         assert_eq!(reply, Guarded::Done(Opening::Empty));
@@ -153,7 +153,7 @@ pub async fn an_idle_cursor_moves_on_when_asked(world: &World) {
     world.write(&[event("k", "x").with_stream("other")]).await;
     let reply = reader
         .store
-        .open_batch(reader.lease(), &reader.cursor, true)
+        .open_batch(reader.lease(), &reader.cursor, true, PAGE)
         .await
         .unwrap();
     let Guarded::Done(Opening::Moved(moved)) = reply else {

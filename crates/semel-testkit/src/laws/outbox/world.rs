@@ -16,6 +16,11 @@ use uuid::Uuid;
 
 use crate::clock::ManualClock;
 
+/// What the laws read at once.
+pub const PAGE: PageSize = PageSize {
+    rows: 100,
+    bytes: 1 << 20,
+};
 /// The lease of the laws' owners, in milliseconds.
 pub(super) const LEASE_MS: i64 = 30_000;
 
@@ -154,12 +159,24 @@ impl Reader {
     pub async fn open(&mut self) -> bool {
         let reply = self
             .store
-            .open_batch(self.lease(), &self.cursor, false)
+            .open_batch(self.lease(), &self.cursor, false, PAGE)
             .await
             .unwrap();
         match reply {
-            Guarded::Done(Opening::Opened(cursor)) => {
+            Guarded::Done(Opening::Opened(cursor, first)) => {
                 assert!(cursor.batch_no > self.cursor.batch_no);
+                if let Some(first) = first {
+                    let page = self
+                        .store
+                        .read_page(self.lease(), &cursor, cursor.last_id, PAGE)
+                        .await;
+                    let Guarded::Done(page) = page.unwrap() else {
+                        panic!("a batch just opened is not its owner's")
+                    };
+                    // How many rows come at once is the store's choice.
+                    assert!(page.rows.starts_with(&first.rows), "{first:?} of {page:?}");
+                    assert!(first.more || page == first, "{first:?} of {page:?}");
+                }
                 self.cursor = cursor;
                 true
             }
@@ -173,13 +190,9 @@ impl Reader {
         let mut rows: Vec<OutboxRow> = Vec::new();
         let mut after = self.cursor.last_id;
         loop {
-            let size = PageSize {
-                rows: 100,
-                bytes: 1 << 20,
-            };
             let reply = self
                 .store
-                .read_page(self.lease(), &self.cursor, after, size)
+                .read_page(self.lease(), &self.cursor, after, PAGE)
                 .await
                 .unwrap();
             let Guarded::Done(page) = reply else {
