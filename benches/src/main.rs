@@ -73,6 +73,8 @@ enum Bench {
     /// The relay from SQLite to a webhook, out of MariaDB, from PostgreSQL to a Redis stream and, with the feature kafka, from
     /// PostgreSQL to Kafka.
     Relay,
+    /// An event in a business transaction on PostgreSQL beside a row of a plain table (a part of `relay`).
+    Enqueue,
     /// From PostgreSQL to Kafka (a part of `relay`).
     #[cfg(feature = "kafka")]
     RelayKafka {
@@ -142,6 +144,9 @@ async fn main() {
     }
     if all || matches!(cli.bench, Bench::Gateway) {
         gateway::run(plan).await;
+    }
+    if matches!(cli.bench, Bench::Enqueue) {
+        relay::enqueue(plan).await;
     }
     #[cfg(feature = "kafka")]
     if let Bench::RelayKafka { only } = &cli.bench {

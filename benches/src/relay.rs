@@ -10,6 +10,7 @@ mod by_hand;
 mod by_hand_tx;
 #[cfg(feature = "kafka")]
 mod drain;
+mod enqueue;
 mod mysql;
 mod redis;
 
@@ -46,6 +47,7 @@ const KEYS: u32 = 1_000;
 const IN_FLIGHT: usize = 64;
 
 pub(crate) async fn run(plan: Plan) {
+    enqueue::enqueue(plan).await;
     sqlite_to_webhook(plan).await;
     redis::postgresql_to_redis(plan).await;
     mysql::mariadb_to_nowhere(plan).await;
@@ -57,6 +59,11 @@ pub(crate) async fn run(plan: Plan) {
     brokers::run(plan).await;
     #[cfg(not(feature = "brokers"))]
     println!("\nSQLite to RabbitMQ and NATS: build with --features brokers");
+}
+
+/// What writing an event costs (a part of `relay`).
+pub(crate) async fn enqueue(plan: Plan) {
+    enqueue::enqueue(plan).await;
 }
 
 /// PostgreSQL to Kafka alone (a part of `relay`): the contenders whose name holds a text, or all of them.

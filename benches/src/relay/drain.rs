@@ -298,7 +298,7 @@ async fn latency(plan: Plan, only: Option<&str>) {
                 let (url, topic) = (backlog.url.clone(), backlog.topic.clone());
                 Box::pin(async move { transactions.run(&url, &topic, watch::channel(0).0).await })
             },
-            false,
+            None,
         )
     })
     .contender("relay, in transactions", || {

@@ -30,7 +30,7 @@
 //! # Guarantees
 //! - `Ok` means that the stream has acknowledged the message.
 //! - Order: at most one row of a key is on its way. A stream that refuses one message takes the next one, so that nothing else
-//!   keeps a key's order (decision 0041). Different keys go at once, as many rows as [`NatsConfig::in_flight_max`].
+//!   keeps a key's order (decision 0040). Different keys go at once, as many rows as [`NatsConfig::in_flight_max`].
 //!
 //! # Not guaranteed
 //! - That an acknowledged message survives a power cut of all servers: by default a stream is synced every two minutes. Keep
@@ -39,8 +39,8 @@
 //!   (`semel-inbox` does).
 //! - That two stores whose events all have the default source, and ids that can be equal, lose nothing in one stream: give them
 //!   sources of their own.
-//! - That a row which somebody sends again on purpose arrives: inside the window the stream takes it for a repeat. A replay
-//!   needs an id of its own in `Nats-Msg-Id`, beside the unchanged `ce-id`; `message_id` in `record.rs` is the place for it.
+//! - That a row which somebody sends again under its own id arrives: inside the window the stream takes it for a repeat. Wait
+//!   longer, or replay with fresh ids.
 //!
 //! # Limits
 //! [`NatsConfig::message_bytes_max`] for payload and headers together. Names of headers that begin with `nats-`, `ce-` or

@@ -55,8 +55,7 @@ pub(crate) fn check(event: &Event, subject: &str, bytes_max: usize) -> Result<()
 }
 
 /// What the stream knows a repeat by: what CloudEvents calls unique. The id alone says enough of events with the default
-/// source; another source may have the same id, derived from a key of its own, and one stream may take both. A deliberate
-/// replay would add something of its own here.
+/// source; another source may have the same id, derived from a key of its own, and one stream may take both.
 fn message_id(event: &Event) -> String {
     if event.source == SOURCE {
         event.id.to_string()

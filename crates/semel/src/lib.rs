@@ -7,8 +7,8 @@
 //! | --- | --- | --- |
 //! | `sqlite` (default) | [`sqlite`] | state in one file, no server |
 //! | `postgres` | `postgres` | state shared by machines |
-//! | `mysql` | `mysql` | state shared by machines, MariaDB or MySQL |
-//! | `redis` | `redis` | keys shared by machines, on Redis |
+//! | `mysql` | `mysql` | keys and the outbox on MariaDB or MySQL |
+//! | `redis` | `redis` | keys shared by machines, on Redis; the sink for Redis Streams |
 //! | `keys` (default) | [`keys`] | claims in batches, keys for any async function, issued ids, quotas |
 //! | `http-client` | `http_client` | keys for HTTP clients, kept across retries |
 //! | `http` (default) | [`http`] | `Idempotency-Key` as a tower layer |
@@ -20,7 +20,7 @@
 //! | `nats` | `nats` | the NATS JetStream sink |
 //! | `kafka` | `kafka` | sink, consumer, and consume-transform-produce in Kafka transactions; builds librdkafka |
 //!
-//! The README has an example per pattern; each is compiled and run with this crate's tests.
+//! The README has an example per pattern; each is compiled with this crate's tests.
 
 pub use semel_core::*;
 
@@ -64,3 +64,7 @@ pub use semel_webhook as webhook;
 #[cfg(all(doctest, feature = "postgres", feature = "kafka"))]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+#[cfg(all(doctest, feature = "postgres"))]
+#[doc = include_str!("../../../docs/stores.md")]
+struct Stores;

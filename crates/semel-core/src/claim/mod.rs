@@ -20,9 +20,9 @@
 //! # Not guaranteed
 //! That an owner whose lease ended has stopped. Pass the token to whatever it writes to.
 //!
-//! # Not yet
-//! Fingerprints of another version than the claim's are a mismatch; recomputing in the record's version (rule K13)
-//! comes with the second version.
+//! # Fingerprints
+//! One that differs from the record's is a mismatch here. Whoever can compute it by the record's recipe does so and claims again
+//! (rule K13; `run/mismatch.rs` of `semel-http`).
 
 pub mod once;
 mod reconcile;

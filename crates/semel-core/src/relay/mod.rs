@@ -32,9 +32,9 @@
 //! # Not guaranteed
 //! - That an owner whose lease ended has nothing on its way to the receiver. Duplicates carry the same id; order holds
 //!   after dropping them.
-//! - A sequence number per key on the wire (rule O16). Not yet.
+//! - A sequence without gaps: every event with a key carries its place, which grows along the key (rule O16).
 //! - A batch is settled before the next one opens, so one slow row at its end holds back the rows that came
-//!   after the batch was opened. Not yet: several open batches.
+//!   after the batch was opened. Up to four calls of a batch overlap, and only one batch is open.
 
 mod command;
 mod counters;

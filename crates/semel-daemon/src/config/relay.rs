@@ -33,7 +33,7 @@ pub(crate) const RELAY: Section = Section {
         field(
             "shards",
             "number",
-            "1 for SQLite, 4 for PostgreSQL",
+            "1 for SQLite, 4 for PostgreSQL, MariaDB and MySQL",
             "parts of a stream that different processes can own; another number changes the stream while its relays run",
         ),
         required(

@@ -43,7 +43,7 @@ pub(crate) const SERVER: Section = Section {
             "stop_ms_max",
             "ms",
             "60000",
-            "after SIGTERM, how long requests and roles may take to end before they are cut off: at least `total_timeout_ms` of the gateways, and less than what ends semel by force waits",
+            "after SIGTERM, how long requests and roles may take to end before they are cut off: at least `total_timeout_ms` of the gateways, and less than your supervisor waits before it kills (`TimeoutStopSec` of systemd, `terminationGracePeriodSeconds` of Kubernetes)",
         ),
     ],
 };

@@ -157,7 +157,7 @@ fn log(bootstrap: &str, name: &str) -> KafkaLog {
     KafkaLog::new(config).unwrap()
 }
 
-fn settings() -> RelayConfig {
+pub(crate) fn settings() -> RelayConfig {
     let mut config = RelayConfig {
         lease: Duration::from_secs(2),
         ..RelayConfig::default()

@@ -10,6 +10,8 @@ mod consumer;
 mod end_to_end;
 mod laws;
 mod log;
+#[allow(clippy::print_stdout, reason = "what minutes were spent on is worth a line")]
+mod long;
 mod processor;
 mod sink;
 mod support;
