@@ -11,7 +11,7 @@ use http_body::{Body as HttpBody, Frame};
 use http_body_util::BodyExt;
 
 use crate::body::{Body, BoxError, Gathered};
-use crate::within::within;
+use crate::within::within_soon;
 
 /// How far reading came.
 pub(crate) enum Collected {
@@ -38,7 +38,7 @@ where
     let mut bytes = Gathered::default();
     let mut trailers: Option<Box<HeaderMap>> = None;
     loop {
-        let Ok(frame) = within(idle, body.frame()).await else {
+        let Ok(frame) = within_soon(idle, body.frame()).await else {
             let rest = Rest {
                 read: [Ok(Frame::data(bytes.whole()))].into(),
                 body,

@@ -21,3 +21,23 @@ pub(crate) async fn within<F: Future>(time: Duration, future: F) -> Result<F::Ou
         .await
         .map_err(|_| Elapsed)
 }
+
+/// The same for what a neighbour in the same task has at hand and gives only when it was asked once: it is asked again
+/// before a timer is made.
+pub(crate) async fn within_soon<F: Future>(time: Duration, future: F) -> Result<F::Output, Elapsed> {
+    let mut future = pin!(future);
+    let mut asked = false;
+    let twice = poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(done) => Poll::Ready(Some(done)),
+        Poll::Pending if asked => Poll::Ready(None),
+        Poll::Pending => {
+            asked = true;
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+    });
+    if let Some(done) = twice.await {
+        return Ok(done);
+    }
+    within(time, future).await
+}

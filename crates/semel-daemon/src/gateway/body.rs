@@ -8,14 +8,16 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
-use http_body_util::Full;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use semel_core::{Clock as _, SystemClock};
 use semel_http::{Body, BoxError};
 use tokio::time::Sleep;
 
-use super::client::Lease;
+use super::client::Arriving;
 use super::failure::{broke_off, too_slow};
+
+/// Bytes of a request's body that are waited for before it is sent, where they are on their way already.
+const GATHERED_MAX: u64 = 64 << 10;
 
 /// A request's body on its way to the upstream.
 pub(crate) struct Outgoing {
@@ -46,7 +48,10 @@ impl Idle {
 enum Source {
     Client(Incoming),
     Layer(Body),
-    Whole(Full<Bytes>),
+    /// At hand; none, once they were taken.
+    Whole(Option<Bytes>),
+    /// The first of these is at hand.
+    Begun(Option<Bytes>, Incoming),
 }
 
 /// What is known of a body that streams.
@@ -73,7 +78,7 @@ impl Outgoing {
     /// These bytes.
     pub(crate) fn whole(bytes: Bytes) -> Self {
         Self {
-            body: Source::Whole(Full::new(bytes)),
+            body: Source::Whole(Some(bytes).filter(|bytes| !bytes.is_empty())),
             watch: None,
             left: None,
             idle: None,
@@ -98,6 +103,75 @@ impl Outgoing {
     pub(crate) const fn unlimited(mut self) -> Self {
         self.left = None;
         self
+    }
+
+    /// The whole body, where it is at hand.
+    pub(crate) fn at_hand(&mut self) -> Option<Bytes> {
+        match &mut self.body {
+            Source::Whole(bytes) => Some(bytes.take().unwrap_or_default()),
+            Source::Client(_) | Source::Layer(_) | Source::Begun(..) => None,
+        }
+    }
+
+    /// Has a short body of known length at hand, if it has come with its head. One that has not streams as before.
+    ///
+    /// # Errors
+    /// It broke off. Nothing was sent.
+    pub(crate) async fn gather(&mut self) -> Result<(), BoxError> {
+        if self.is_end_stream() {
+            self.body = Source::Whole(None);
+            return Ok(());
+        }
+        let Source::Client(body) = &mut self.body else {
+            return Ok(());
+        };
+        // Over HTTP/2 pieces come when they will, and each has its time.
+        let length = body.size_hint().exact();
+        if self.idle.is_some() || length.is_none_or(|length| length > GATHERED_MAX) {
+            return Ok(());
+        }
+        let mut gathered: Option<Bytes> = None;
+        // hyper gives a body only to who has asked for it once.
+        let mut asked = false;
+        let ended = std::future::poll_fn(|cx| {
+            while !body.is_end_stream() {
+                match Pin::new(&mut *body).poll_frame(cx) {
+                    Poll::Ready(Some(Ok(frame))) => {
+                        if let Ok(data) = frame.into_data() {
+                            gathered = Some(match gathered.take() {
+                                Some(first) => [first, data].concat().into(),
+                                None => data,
+                            });
+                        }
+                    }
+                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error)),
+                    Poll::Ready(None) => break,
+                    Poll::Pending if asked => return Poll::Ready(Ok(false)),
+                    Poll::Pending => {
+                        asked = true;
+                        cx.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
+                }
+            }
+            Poll::Ready(Ok(true))
+        })
+        .await;
+        match ended {
+            Ok(true) => *self = Self::whole(gathered.unwrap_or_default()),
+            Ok(false) => {
+                if let Source::Client(body) = std::mem::replace(&mut self.body, Source::Whole(None)) {
+                    self.body = Source::Begun(gathered, body);
+                }
+            }
+            Err(error) => {
+                if let Some(watch) = &self.watch {
+                    watch.broken.store(true, Ordering::Relaxed);
+                }
+                return Err(error.into());
+            }
+        }
+        Ok(())
     }
 
     /// Follows it while it streams; `None` where there is nothing to send.
@@ -156,7 +230,11 @@ impl HttpBody for Outgoing {
         let polled = match &mut self.body {
             Source::Client(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
             Source::Layer(body) => Pin::new(body).poll_frame(cx),
-            Source::Whole(body) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
+            Source::Whole(body) => Poll::Ready(body.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Source::Begun(first, body) => match first.take() {
+                Some(first) => Poll::Ready(Some(Ok(Frame::data(first)))),
+                None => Pin::new(body).poll_frame(cx).map_err(Into::into),
+            },
         };
         if let Some(idle) = &mut self.idle {
             if polled.is_ready() {
@@ -196,7 +274,8 @@ impl HttpBody for Outgoing {
         match &self.body {
             Source::Client(body) => body.is_end_stream(),
             Source::Layer(body) => body.is_end_stream(),
-            Source::Whole(body) => body.is_end_stream(),
+            Source::Whole(body) => body.is_none(),
+            Source::Begun(first, body) => first.is_none() && body.is_end_stream(),
         }
     }
 
@@ -204,7 +283,17 @@ impl HttpBody for Outgoing {
         match &self.body {
             Source::Client(body) => body.size_hint(),
             Source::Layer(body) => body.size_hint(),
-            Source::Whole(body) => body.size_hint(),
+            Source::Whole(body) => SizeHint::with_exact(body.as_ref().map_or(0, Bytes::len) as u64),
+            Source::Begun(first, body) => {
+                let first = first.as_ref().map_or(0, Bytes::len) as u64;
+                let rest = body.size_hint();
+                let mut hint = SizeHint::new();
+                hint.set_lower(rest.lower() + first);
+                if let Some(upper) = rest.upper() {
+                    hint.set_upper(upper + first);
+                }
+                hint
+            }
         }
     }
 }
@@ -228,30 +317,22 @@ pub(crate) enum Reply {
 
 /// An upstream's body; its errors say what to answer where nothing was sent on yet.
 pub(crate) struct Answer {
-    body: Incoming,
-    lease: Option<Lease>,
+    body: Arriving,
     patience: Patience,
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
 impl Answer {
-    pub(crate) fn new(body: Incoming, lease: Lease, patience: Patience) -> Self {
+    pub(crate) fn new(body: Arriving, patience: Patience) -> Self {
         let mut answer = Self {
             body,
-            lease: Some(lease),
             patience,
             sleep: None,
         };
         if answer.body.is_end_stream() {
-            answer.give_back();
+            answer.body.give_back();
         }
         answer
-    }
-
-    fn give_back(&mut self) {
-        if let Some(lease) = self.lease.take() {
-            lease.give_back();
-        }
     }
 
     /// Whether the time is over; the timer is made when it is first needed, for most answers are there at once.
@@ -276,9 +357,9 @@ impl HttpBody for Answer {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match Pin::new(&mut self.body).poll_frame(cx) {
+        match self.body.poll_frame(cx) {
             Poll::Ready(None) => {
-                self.give_back();
+                self.body.give_back();
                 Poll::Ready(None)
             }
             Poll::Ready(Some(Ok(frame))) => {
@@ -286,20 +367,20 @@ impl HttpBody for Answer {
                     self.sleep = None;
                 }
                 if self.body.is_end_stream() {
-                    self.give_back();
+                    self.body.give_back();
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
             Poll::Ready(Some(Err(error))) => {
-                self.lease = None;
+                self.body.close();
                 tracing::debug!(
-                    error = semel_core::error::chain(&error),
+                    error = semel_core::error::chain(&*error),
                     "the upstream's answer broke off"
                 );
                 Poll::Ready(Some(Err(broke_off().into())))
             }
             Poll::Pending if self.late(cx) => {
-                self.lease = None;
+                self.body.close();
                 Poll::Ready(Some(Err(too_slow("total_timeout_ms or answer_idle_ms").into())))
             }
             Poll::Pending => Poll::Pending,
@@ -319,7 +400,7 @@ impl Drop for Answer {
     fn drop(&mut self) {
         // A body that was never polled to its end may still have had none: a HEAD's, or one of known length.
         if self.body.is_end_stream() {
-            self.give_back();
+            self.body.give_back();
         }
     }
 }

@@ -7,25 +7,32 @@
 //! - Each phase has a time of its own: a connection is had within `connect_timeout_ms`, and only then the time of the
 //!   answer's head begins, so that [`SendError::Slow`] is never said of a request that waited for a connection.
 //! - A request is written to one connection at most. Only one that came back whole is given to the next.
+//!
+//! Over HTTP/1.1 a request whose body is at hand drives its connection itself (`direct`); others, and those that may
+//! change the protocol, go over hyper. Connections at rest serve both.
 
 use std::error::Error as _;
-use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri, Version, header};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use semel_core::error::chain;
 use semel_core::{Clock as _, SystemClock};
+use semel_http::BoxError;
 use semel_http::headers::SEMEL_DEADLINE_MS;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::body::{Outgoing, Watch};
 use super::config::{ProxyConfig, UpstreamHttp};
+use super::direct::{self, Direct, Wire};
 use super::forward::coded;
 use super::timer::Timer;
 
@@ -102,6 +109,12 @@ impl Limits<'_> {
 /// waits for.
 const REST: Duration = Duration::from_millis(50);
 
+/// How often connections at rest are looked at.
+const WATCH_MIN: Duration = Duration::from_millis(10);
+const WATCH_MAX: Duration = Duration::from_secs(5);
+
+const UNKNOWN_CODING: &str = "its answer has a transfer coding that is not known here";
+
 /// Connections to one upstream. Cheap to clone; clones share them.
 #[derive(Clone)]
 pub(crate) struct Client(Arc<Inner>);
@@ -111,16 +124,35 @@ struct Inner {
     host: String,
     port: u16,
     /// Idle connections, the last used at the end.
-    idle: Mutex<Vec<Idle>>,
+    idle: Mutex<Idle>,
+    /// Whether somebody closes those that have been idle for too long.
+    watched: AtomicBool,
     /// The HTTP/2 connection, where the upstream speaks that.
     shared: Mutex<Option<http2::SendRequest<Outgoing>>>,
     /// Held while that is made, so that many requests do not make many.
     dialling: tokio::sync::Mutex<()>,
 }
 
+/// Connections at rest, of either kind, each with when it began to be.
+#[derive(Default)]
 struct Idle {
-    connection: One,
-    since: Duration,
+    hyper: Vec<(One, Duration)>,
+    direct: Vec<(Box<Direct>, Duration)>,
+}
+
+impl Idle {
+    /// Makes room for one more connection of a kind, at the cost of the oldest of the other; `None` where there is none.
+    fn room(&mut self, max: usize, direct: bool) -> Option<()> {
+        if self.hyper.len() + self.direct.len() < max {
+            return Some(());
+        }
+        match direct {
+            true if !self.hyper.is_empty() => drop(self.hyper.remove(0)),
+            false if !self.direct.is_empty() => drop(self.direct.remove(0)),
+            _ => return None,
+        }
+        Some(())
+    }
 }
 
 /// A connection of HTTP/1.1, with the timer of its requests.
@@ -130,20 +162,81 @@ struct One {
 }
 
 /// A connection in use. Dropped, it is closed; given back, the next request may have it.
-pub(crate) struct Lease(Option<(One, Client)>);
+struct Lease(Option<(One, Client)>);
+
+/// The body of an upstream's answer, with its connection until that is given back. Dropped, it is closed.
+pub(crate) struct Arriving(Way);
+
+enum Way {
+    Hyper(Incoming, Lease),
+    Direct(direct::Arriving, Client),
+}
 
 enum Connected {
     One(One),
     Two(http2::SendRequest<Outgoing>),
 }
 
-impl Lease {
-    /// The answer was read to its end.
-    pub(crate) fn give_back(self) {
-        if let Some((connection, client)) = self.0
-            && !connection.sender.is_closed()
-        {
-            client.put(connection);
+impl Arriving {
+    fn hyper(body: Incoming, connection: Option<(One, Client)>) -> Self {
+        Self(Way::Hyper(body, Lease(connection)))
+    }
+
+    /// The answer was read to its end: the next request may have the connection.
+    pub(super) fn give_back(&mut self) {
+        match &mut self.0 {
+            Way::Hyper(_, lease) => {
+                if let Some((connection, client)) = lease.0.take()
+                    && !connection.sender.is_closed()
+                {
+                    client.put(connection);
+                }
+            }
+            Way::Direct(body, client) => {
+                if let Some(connection) = body.release() {
+                    client.put_direct(connection);
+                }
+            }
+        }
+    }
+
+    /// Closes the connection.
+    pub(super) fn close(&mut self) {
+        match &mut self.0 {
+            Way::Hyper(_, lease) => lease.0 = None,
+            Way::Direct(body, _) => body.close(),
+        }
+    }
+
+    /// hyper's own, of a connection that may change its protocol. It is not given back.
+    pub(super) fn into_incoming(self) -> Option<Incoming> {
+        match self.0 {
+            Way::Hyper(body, _) => Some(body),
+            Way::Direct(..) => None,
+        }
+    }
+
+    pub(super) fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match &mut self.0 {
+            Way::Hyper(body, _) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+            Way::Direct(body, _) => body.poll_frame(cx).map_err(Into::into),
+        }
+    }
+
+    pub(super) fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Way::Hyper(body, _) => body.is_end_stream(),
+            Way::Direct(body, _) => body.is_over(),
+        }
+    }
+
+    pub(super) fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Way::Hyper(body, _) => body.size_hint(),
+            Way::Direct(body, _) => body.size_hint(),
         }
     }
 }
@@ -180,10 +273,16 @@ impl Client {
             host,
             port: uri.port_u16().unwrap_or(if secure { 443 } else { 80 }),
             idle: Mutex::default(),
+            watched: AtomicBool::new(false),
             shared: Mutex::default(),
             dialling: tokio::sync::Mutex::default(),
             config,
         }))
+    }
+
+    /// Whether a request whose body is at hand needs no task of a connection.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.0.config.http == UpstreamHttp::One
     }
 
     /// Sends a request whose URI is path and query, and whose `Host` is set; the answer with its connection.
@@ -194,13 +293,60 @@ impl Client {
         &self,
         mut request: Request<Outgoing>,
         limits: &Limits<'_>,
-    ) -> Result<(Response<Incoming>, Lease), SendError> {
+    ) -> Result<Response<Arriving>, SendError> {
+        if self.is_direct()
+            && let Some(body) = request.body_mut().at_hand()
+        {
+            let mut connection = match self.rested() {
+                Some(connection) => connection,
+                None => {
+                    let dialled = Box::pin(self.in_time(limits, self.dial_direct())).await;
+                    dialled.map_err(SendError::NotSent)?
+                }
+            };
+            let (mut parts, _) = request.into_parts();
+            limits.stamp(&mut parts.headers);
+            connection.begin(&parts, body);
+            drop(parts);
+            return self.drive(connection, limits).await;
+        }
+        // Boxed: it is seldom taken, and large.
+        Box::pin(self.over_hyper(request, limits)).await
+    }
+
+    /// The answer to a request that was put on a connection.
+    async fn drive(
+        &self,
+        mut connection: Box<Direct>,
+        limits: &Limits<'_>,
+    ) -> Result<Response<Arriving>, SendError> {
+        let mut timer = std::mem::take(&mut connection.timer);
+        let answered = std::future::poll_fn(|cx| connection.poll_head(cx));
+        let answered = limits.head(&mut timer, answered).await;
+        connection.timer = timer;
+        let (answer, ending) = match answered {
+            Some(Ok(answered)) => answered,
+            Some(Err(why)) => return Err(SendError::Broken(why)),
+            None => return Err(SendError::Slow),
+        };
+        if coded(answer.headers()) {
+            return Err(SendError::Broken(UNKNOWN_CODING.into()));
+        }
+        let body = direct::Arriving::new(connection, ending);
+        Ok(answer.map(|()| Arriving(Way::Direct(body, self.clone()))))
+    }
+
+    async fn over_hyper(
+        &self,
+        mut request: Request<Outgoing>,
+        limits: &Limits<'_>,
+    ) -> Result<Response<Arriving>, SendError> {
         let mut patience = REST;
         loop {
-            let (connection, kept) = match self.take() {
+            let (connection, kept) = match self.take().await {
                 Some(kept) => (kept, true),
                 None => {
-                    let connected = Box::pin(self.connect(limits)).await;
+                    let connected = Box::pin(self.in_time(limits, self.dial_in_turn())).await;
                     (connected.map_err(SendError::NotSent)?, false)
                 }
             };
@@ -228,10 +374,11 @@ impl Client {
                         .await;
                     match sent {
                         Some(Ok(answer)) if coded(answer.headers()) => {
-                            let why = "its answer has a transfer coding that is not known here";
-                            return Err(SendError::Broken(why.into()));
+                            return Err(SendError::Broken(UNKNOWN_CODING.into()));
                         }
-                        Some(Ok(answer)) => return Ok((answer, Lease(Some((one, self.clone()))))),
+                        Some(Ok(answer)) => {
+                            return Ok(answer.map(|body| Arriving::hyper(body, Some((one, self.clone())))));
+                        }
                         Some(Err(failed)) => failed,
                         None => return Err(SendError::Slow),
                     }
@@ -249,7 +396,7 @@ impl Client {
                         });
                     };
                     match sent {
-                        Ok(answer) => return Ok((answer, Lease(None))),
+                        Ok(answer) => return Ok(answer.map(|body| Arriving::hyper(body, None))),
                         Err(failed) => {
                             if sender.is_closed() {
                                 *lock(&self.0.shared) = None;
@@ -270,17 +417,26 @@ impl Client {
         }
     }
 
-    /// A connection that is there already.
-    fn take(&self) -> Option<Connected> {
+    /// A connection for hyper that is there already.
+    async fn take(&self) -> Option<Connected> {
         if self.0.config.http != UpstreamHttp::One {
             let shared = lock(&self.0.shared).clone();
             if let Some(sender) = shared.filter(|sender| !sender.is_closed()) {
                 return Some(Connected::Two(sender));
             }
         }
+        if let Some(kept) = self.take_hyper() {
+            return Some(kept);
+        }
+        let rested = self.rested()?;
+        self.handshake(rested.into_wire(), false).await.ok()
+    }
+
+    fn take_hyper(&self) -> Option<Connected> {
         let mut idle = lock(&self.0.idle);
+        let idle = &mut idle.hyper;
         // The last used is the likeliest to live; when it is too old, so are all below it.
-        while let Some(Idle { connection, since }) = idle.pop() {
+        while let Some((connection, since)) = idle.pop() {
             if SystemClock.monotonic().saturating_sub(since) > self.0.config.idle {
                 idle.clear();
                 break;
@@ -289,15 +445,30 @@ impl Client {
                 continue;
             }
             if !connection.sender.is_ready()
-                && let Some(at) = idle.iter().rposition(|it| it.connection.sender.is_ready())
+                && let Some(at) = idle.iter().rposition(|(it, _)| it.sender.is_ready())
             {
                 // One that is at rest goes before the last used.
-                let other = idle.remove(at);
-                let busy = Idle { connection, since };
-                idle.push(busy);
-                return Some(Connected::One(other.connection));
+                let (other, _) = idle.remove(at);
+                idle.push((connection, since));
+                return Some(Connected::One(other));
             }
             return Some(Connected::One(connection));
+        }
+        None
+    }
+
+    /// A connection at rest that its request may drive itself.
+    fn rested(&self) -> Option<Box<Direct>> {
+        let mut idle = lock(&self.0.idle);
+        let idle = &mut idle.direct;
+        while let Some((mut connection, since)) = idle.pop() {
+            if SystemClock.monotonic().saturating_sub(since) > self.0.config.idle {
+                idle.clear();
+                break;
+            }
+            if connection.is_alive() {
+                return Some(connection);
+            }
         }
         None
     }
@@ -306,20 +477,63 @@ impl Client {
         let since = SystemClock.monotonic();
         let mut idle = lock(&self.0.idle);
         // Those at the bottom are the oldest.
-        let old = |it: &Idle| {
-            since.saturating_sub(it.since) > self.0.config.idle || it.connection.sender.is_closed()
+        let old = |(it, then): &(One, Duration)| {
+            since.saturating_sub(*then) > self.0.config.idle || it.sender.is_closed()
         };
-        let stale = idle.iter().take_while(|it| old(it)).count();
-        idle.drain(..stale);
-        if idle.len() < self.0.config.idle_max {
-            idle.push(Idle { connection, since });
+        let stale = idle.hyper.iter().take_while(|it| old(it)).count();
+        idle.hyper.drain(..stale);
+        if idle.room(self.0.config.idle_max, false).is_some() {
+            idle.hyper.push((connection, since));
         }
     }
 
-    async fn connect(&self, limits: &Limits<'_>) -> Result<Connected, String> {
+    fn put_direct(&self, connection: Box<Direct>) {
+        let since = SystemClock.monotonic();
+        let mut idle = lock(&self.0.idle);
+        if idle.room(self.0.config.idle_max, true).is_some() {
+            idle.direct.push((connection, since));
+            if !self.0.watched.swap(true, Ordering::Relaxed) {
+                self.watch_idle();
+            }
+        }
+    }
+
+    /// Closes what has been idle for too long, or was closed by the upstream, while there are connections at rest. hyper's
+    /// have tasks of their own, which see to that.
+    fn watch_idle(&self) {
+        let (inner, idle) = (Arc::downgrade(&self.0), self.0.config.idle);
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            self.0.watched.store(false, Ordering::Relaxed);
+            return;
+        };
+        runtime.spawn(async move {
+            loop {
+                tokio::time::sleep(idle.clamp(WATCH_MIN, WATCH_MAX)).await;
+                let Some(inner) = Weak::upgrade(&inner) else {
+                    return;
+                };
+                let now = SystemClock.monotonic();
+                let mut at_rest = lock(&inner.idle);
+                at_rest
+                    .direct
+                    .retain_mut(|(it, since)| now.saturating_sub(*since) <= idle && it.is_alive());
+                if at_rest.direct.is_empty() {
+                    inner.watched.store(false, Ordering::Relaxed);
+                    return;
+                }
+            }
+        });
+    }
+
+    /// What is dialled, within its time.
+    async fn in_time<T>(
+        &self,
+        limits: &Limits<'_>,
+        dialled: impl Future<Output = Result<T, String>>,
+    ) -> Result<T, String> {
         let most = self.0.config.connect;
         // Waiting for another's connection is a part of it.
-        match tokio::time::timeout(limits.left(most), self.dial_in_turn()).await {
+        match tokio::time::timeout(limits.left(most), dialled).await {
             Ok(connected) => connected,
             Err(_) => Err(format!(
                 "no connection within connect_timeout_ms = {}",
@@ -344,7 +558,18 @@ impl Client {
         self.dial().await
     }
 
+    async fn dial_direct(&self) -> Result<Box<Direct>, String> {
+        let (wire, _) = self.open().await?;
+        Ok(Box::new(Direct::new(wire)))
+    }
+
     async fn dial(&self) -> Result<Connected, String> {
+        let (wire, two) = self.open().await?;
+        self.handshake(wire, two).await
+    }
+
+    /// A new connection, and whether it speaks HTTP/2.
+    async fn open(&self) -> Result<(Wire, bool), String> {
         let inner = &self.0;
         // Every address of the name is tried, in its order.
         let stream = TcpStream::connect((inner.host.as_str(), inner.port))
@@ -353,8 +578,7 @@ impl Client {
         // Small requests should not wait for each other; a socket that cannot do that still works.
         let _ = stream.set_nodelay(true);
         let Some((tls, name)) = &inner.config.tls else {
-            let two = inner.config.http == UpstreamHttp::Two;
-            return self.handshake(TokioIo::new(stream), two).await;
+            return Ok((Wire::Plain(stream), inner.config.http == UpstreamHttp::Two));
         };
         let stream = TlsConnector::from(Arc::clone(tls))
             .connect(name.clone(), stream)
@@ -364,13 +588,11 @@ impl Client {
         if inner.config.http == UpstreamHttp::Two && !two {
             return Err("the upstream does not offer HTTP/2 in the TLS handshake".into());
         }
-        self.handshake(TokioIo::new(stream), two).await
+        Ok((Wire::Tls(Box::new(stream)), two))
     }
 
-    async fn handshake<S>(&self, io: TokioIo<S>, two: bool) -> Result<Connected, String>
-    where
-        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-    {
+    async fn handshake(&self, wire: Wire, two: bool) -> Result<Connected, String> {
+        let io = TokioIo::new(wire);
         let ended = |error: Option<hyper::Error>| {
             if let Some(error) = error {
                 tracing::debug!(error = chain(&error), "a connection to an upstream broke");

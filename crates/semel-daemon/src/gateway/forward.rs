@@ -98,6 +98,11 @@ fn take_out(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
 /// Takes out what belongs to one connection, and what `Connection` names: all but the fields that say who asks for
 /// what, which end-to-end judgements are made of (`kept`, the key, who asked, and Semel's own).
 pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, kept: &[HeaderName]) {
+    strip(headers, kept, |_| false);
+}
+
+/// The same, and these fields with it.
+fn strip(headers: &mut HeaderMap, kept: &[HeaderName], also: impl Fn(&HeaderName) -> bool) {
     if headers.contains_key(header::CONNECTION) {
         let stays = |name: &HeaderName| {
             kept.contains(name)
@@ -128,13 +133,12 @@ pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, kept: &[HeaderName]) {
             headers.remove(name);
         }
     }
-    take_out(headers, |name| of_one_connection(name.as_str()));
+    take_out(headers, |name| of_one_connection(name.as_str()) || also(name));
 }
 
 /// The fields of an answer to a request without a key: what only a gateway obeys means nothing behind one either.
 pub(super) fn answer(headers: &mut HeaderMap) {
-    strip_hop_by_hop(headers, &[]);
-    take_out(headers, |name| {
+    strip(headers, &[], |name| {
         matches!(
             name.as_str(),
             wire::NO_STORE | wire::PERSIST_FOR | wire::NOT_EXECUTED
@@ -196,9 +200,9 @@ pub(super) fn request(
     upgrade: Option<HeaderValue>,
 ) {
     let trailers = tokens(headers, &header::TE).any(|word| word.eq_ignore_ascii_case("trailers"));
-    strip_hop_by_hop(headers, &config.kept);
+    strip(headers, &config.kept, |name| may_not_say(name, config));
     one_cookie(headers);
-    let host = who(headers, config, peer, authority);
+    let host = tell(headers, config, peer, authority);
     let own = || config.own_host.clone();
     let shown = match &config.host {
         HostRule::Upstream => own(),
@@ -224,16 +228,29 @@ pub(super) fn who(
     peer: Option<&Peer>,
     authority: Option<&HeaderValue>,
 ) -> Option<HeaderValue> {
-    take_out(headers, |name| {
-        let text = name.as_str();
-        // Most fields are ruled out by their first letter.
-        let goes = match text.as_bytes().first() {
-            Some(b's') => not_from_clients(text),
-            Some(b'x' | b'f') => !config.trust_forwarded && says_who_asked(text),
-            _ => *name == header::EXPECT,
-        };
-        goes || is_twin(name, config)
-    });
+    take_out(headers, |name| may_not_say(name, config));
+    tell(headers, config, peer, authority)
+}
+
+/// What a client may not say.
+fn may_not_say(name: &HeaderName, config: &ProxyConfig) -> bool {
+    let text = name.as_str();
+    // Most fields are ruled out by their first letter.
+    let goes = match text.as_bytes().first() {
+        Some(b's') => not_from_clients(text),
+        Some(b'x' | b'f') => !config.trust_forwarded && says_who_asked(text),
+        _ => *name == header::EXPECT,
+    };
+    goes || is_twin(name, config)
+}
+
+/// Says who asked. The `Host` that it asked for is taken out and returned.
+fn tell(
+    headers: &mut HeaderMap,
+    config: &ProxyConfig,
+    peer: Option<&Peer>,
+    authority: Option<&HeaderValue>,
+) -> Option<HeaderValue> {
     let own = headers.remove(header::HOST);
     let host = authority.cloned().or(own);
     if let Some(address) = peer.and_then(Peer::text) {
@@ -275,8 +292,8 @@ pub(super) fn one_cookie(headers: &mut HeaderMap) {
 
 /// Adds to a list in one line.
 fn append(headers: &mut HeaderMap, name: &HeaderName, element: &HeaderValue) {
-    if !headers.contains_key(name) {
-        headers.insert(name, element.clone());
+    if let header::Entry::Vacant(vacant) = headers.entry(name) {
+        vacant.insert(element.clone());
         return;
     }
     let mut list: Vec<u8> = headers

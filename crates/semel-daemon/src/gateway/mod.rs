@@ -33,6 +33,7 @@
 mod body;
 mod client;
 mod config;
+mod direct;
 mod failure;
 mod forward;
 mod path;

@@ -10,7 +10,7 @@ use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body_util::BodyExt as _;
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Body as _;
 use hyper::upgrade::OnUpgrade;
 use semel_core::{Clock as _, Key, SystemClock, crash_point};
 use semel_http::headers::SEMEL_OUTCOME;
@@ -20,7 +20,7 @@ use tower::Service;
 
 use super::Answering;
 use super::body::{Answer, Outgoing, Patience, Reply, Watch};
-use super::client::{Client, Lease, Limits, SendError};
+use super::client::{Arriving, Client, Limits, SendError};
 use super::config::{ProxyConfig, Sending};
 use super::failure::{Refusal, broke_off, failed, not_supported, too_slow, unreachable};
 use super::forward::{self, NOT_EXECUTED, PERSIST_FOR};
@@ -130,11 +130,11 @@ impl Proxy {
         let end = SystemClock.monotonic() + inner.sending.total;
         let asked = inner.reconciler.is_some().then(|| parts.headers.clone());
         match inner.attempts(parts, whole.to_bytes(), end).await {
-            Sent::Answer(answer, lease) => {
+            Sent::Answer(answer) => {
                 if let Some(asked) = asked {
-                    return inner.clear_answer(&asked, &claim.key, answer, lease, end).await;
+                    return Box::pin(inner.clear_answer(&asked, &claim.key, answer, end)).await;
                 }
-                keyed_answer(answer, lease, end)
+                keyed_answer(answer, end)
             }
             Sent::Nothing(response) => *response,
             Sent::Unknown(problem) => {
@@ -151,7 +151,7 @@ impl Proxy {
 
 /// What sending a keyed request came to.
 enum Sent {
-    Answer(Response<Incoming>, Lease),
+    Answer(Response<Arriving>),
     Nothing(Box<Response<Reply>>),
     Unknown(Problem),
 }
@@ -160,9 +160,17 @@ impl Inner {
     /// Sends a request that is prepared, and its body as it comes.
     async fn stream(
         self: Arc<Self>,
-        request: Request<Outgoing>,
+        mut request: Request<Outgoing>,
         tunnel: Option<Box<(OnUpgrade, HeaderValue)>>,
     ) -> Response<Reply> {
+        if tunnel.is_none()
+            && self.client.is_direct()
+            && let Err(error) = request.body_mut().gather().await
+        {
+            let detail =
+                format!("the body ended early ({error}), and nothing was sent; send the whole request");
+            return Refusal::BodyBroken.answer(&detail, true);
+        }
         let watch = request.body().watch();
         let limit = self.sending.first_byte;
         let limits = Limits {
@@ -173,19 +181,20 @@ impl Inner {
         };
         let began = SystemClock.monotonic();
         match self.client.send(request, &limits).await {
-            Ok((answer, lease)) => {
+            Ok(answer) => {
                 self.stats
                     .answered_after(SystemClock.monotonic().saturating_sub(began));
                 let (mut parts, body) = answer.into_parts();
                 forward::answer(&mut parts.headers);
                 if parts.status == StatusCode::SWITCHING_PROTOCOLS {
-                    let answer = Response::from_parts(parts, body);
-                    return match tunnel.map(|tunnel| *tunnel) {
-                        Some((client, protocol)) => self.join(client, answer, protocol),
-                        None => failed(&broke_off(), Disposition::Unknown),
+                    return match (tunnel.map(|tunnel| *tunnel), body.into_incoming()) {
+                        (Some((client, protocol)), Some(body)) => {
+                            self.join(client, Response::from_parts(parts, body), protocol)
+                        }
+                        _ => failed(&broke_off(), Disposition::Unknown),
                     };
                 }
-                let body = Answer::new(body, lease, Patience::Idle(self.sending.answer_idle));
+                let body = Answer::new(body, Patience::Idle(self.sending.answer_idle));
                 Response::from_parts(parts, Reply::Upstream(Box::new(body)))
             }
             Err(error) => self.unsent(error, watch.as_deref()),
@@ -274,12 +283,12 @@ impl Inner {
                 watch: None,
             };
             let problem = match self.client.send(request, &limits).await {
-                Ok((answer, lease)) => {
+                Ok(answer) => {
                     self.stats
                         .answered_after(SystemClock.monotonic().saturating_sub(began));
                     crash_point("gateway.answered");
                     if !(self.again(sends, end) && matches!(answer.status().as_u16(), 502 | 504)) {
-                        return Sent::Answer(answer, lease);
+                        return Sent::Answer(answer);
                     }
                     broke_off()
                 }
@@ -331,8 +340,7 @@ impl Inner {
         &self,
         asked: &HeaderMap,
         key: &Key,
-        answer: Response<Incoming>,
-        lease: Lease,
+        answer: Response<Arriving>,
         end: Duration,
     ) -> Response<Reply> {
         let silent = !answer.headers().contains_key(SEMEL_OUTCOME)
@@ -346,7 +354,7 @@ impl Inner {
         }
         let length = answer.body().size_hint().exact();
         let version = answer.version();
-        let answer = keyed_answer(answer, lease, end);
+        let answer = keyed_answer(answer, end);
         // One of known length has no trailers over HTTP/1.1.
         if version == Version::HTTP_2 || length.is_none_or(|length| length > WHOLE_MAX) {
             return answer;
@@ -364,7 +372,12 @@ impl Inner {
         }
     }
 
-    fn join(&self, client: OnUpgrade, answer: Response<Incoming>, protocol: HeaderValue) -> Response<Reply> {
+    fn join(
+        &self,
+        client: OnUpgrade,
+        answer: Response<hyper::body::Incoming>,
+        protocol: HeaderValue,
+    ) -> Response<Reply> {
         let (mut parts, _) = tunnel::join(
             client,
             answer,
@@ -415,12 +428,12 @@ fn limit_text(name: &str, limit: Duration) -> String {
 }
 
 /// The upstream's answer to a keyed request, with its own word on the key.
-fn keyed_answer(answer: Response<Incoming>, lease: Lease, end: Duration) -> Response<Reply> {
+fn keyed_answer(answer: Response<Arriving>, end: Duration) -> Response<Reply> {
     let (mut parts, body) = answer.into_parts();
     forward::strip_hop_by_hop(&mut parts.headers, &[]);
     parts.headers.remove(header::TRAILER);
     said(&mut parts.headers, &mut parts.extensions);
-    let body = Answer::new(body, lease, Patience::Until(end));
+    let body = Answer::new(body, Patience::Until(end));
     Response::from_parts(parts, Reply::Upstream(Box::new(body)))
 }
 

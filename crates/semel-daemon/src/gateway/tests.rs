@@ -5,6 +5,7 @@ mod asking;
 mod configuration;
 mod faults;
 mod http2;
+mod kept;
 mod passing;
 mod routing;
 mod settling;

@@ -101,7 +101,7 @@ impl Upstream {
 }
 
 /// One request with its `content-length` body.
-async fn read(stream: &mut TcpStream) -> String {
+pub(super) async fn read(stream: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4_096];
     loop {
