@@ -54,6 +54,11 @@ impl Postgres {
             Pooler::None => options.options([
                 ("synchronous_commit", "on"),
                 ("default_transaction_isolation", "read committed"),
+                // What a client that has vanished holds locked is free again in half a minute, not in a quarter of an hour.
+                ("tcp_keepalives_idle", "10"),
+                ("tcp_keepalives_interval", "5"),
+                ("tcp_keepalives_count", "3"),
+                ("tcp_user_timeout", "30000"),
             ]),
             // The pooler refuses start-up settings that it does not track.
             Pooler::Transaction => options.extra_float_digits(None).statement_cache_capacity(0),

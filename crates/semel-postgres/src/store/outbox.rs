@@ -24,7 +24,7 @@ use semel_core::relay::{Cursor, Mark, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Measured, Opening,
     OutboxDesk, OutboxStore, Page, PageSize, Partitions, RESHARD_REST_MS, Rotation, ShardBacklog,
-    StoredException, StreamLimit, check_stream,
+    StoredException, StreamLimit, check_stream, exception_repeated,
 };
 use semel_core::{ErrorKind, StoreError};
 use sqlx::postgres::PgRow;
@@ -137,7 +137,8 @@ impl OutboxStore for Postgres {
                ORDER BY shard LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED)
              UPDATE semel.outbox_shard s SET epoch = s.epoch + 1, nonce = $2, owner = $4,
                until = clock_timestamp() + $5::float8 * interval '1 ms',
-               takeovers = CASE WHEN s.nonce IS NULL OR s.open IS NULL THEN 0
+               takeovers = CASE WHEN s.nonce = $2 THEN s.takeovers
+                 WHEN s.nonce IS NULL OR s.open IS NULL THEN 0
                  WHEN s.seen_batch_no = s.batch_no AND s.seen_last_id = s.last_id THEN s.takeovers + 1 ELSE 1 END,
                seen_batch_no = s.batch_no, seen_last_id = s.last_id
              FROM free WHERE s.stream = free.stream AND s.shard = free.shard RETURNING {SHARD}"
@@ -266,10 +267,12 @@ impl OutboxStore for Postgres {
             .take_rows(query, |row| reading.take(row))
             .await
             .map_err(failed)?;
-        let (mine, page) = reading.end(&self.pages, &lease.shard, rows_max)?;
+        let (mine, bytes, mut page) = reading.end()?;
         if !mine {
             return self.not_mine(lease, "read_page").await;
         }
+        page.more |= page.rows.len() >= rows_max as usize;
+        self.pages.read(&lease.shard, rows_max, page.rows.len(), bytes);
         Ok(Guarded::Done(page))
     }
 
@@ -314,12 +317,13 @@ impl OutboxStore for Postgres {
             return self.not_mine(lease, "save_cursor").await;
         }
         for it in &save.exceptions {
-            query(
+            let done = query(
                 "INSERT INTO semel.outbox_exception (id, shard, kind, attempts, reason, batch_no, stream, slot, event_id,
                    topic, type, source, key, content_type, headers, data, traceparent, created_at)
                  SELECT id, $2, $3, $4, $5, $6, stream, slot, event_id, topic, type, source, key, content_type,
                    headers, data, traceparent, created_at
-                 FROM semel.outbox WHERE id = $1 ON CONFLICT (id) DO UPDATE SET batch_no = EXCLUDED.batch_no",
+                 FROM semel.outbox WHERE id = $1 ON CONFLICT (id) DO UPDATE SET batch_no = EXCLUDED.batch_no
+                 WHERE outbox_exception.event_id = EXCLUDED.event_id",
             )
             .bind(it.row)
             .bind(i32::from(lease.shard.index))
@@ -330,6 +334,20 @@ impl OutboxStore for Postgres {
             .execute(&mut *tx)
             .await
             .map_err(failed)?;
+            if done.rows_affected() == 0 {
+                let other: Option<i32> = query_scalar(
+                    "SELECT 1 FROM semel.outbox_exception WHERE id = $1
+                       AND event_id NOT IN (SELECT event_id FROM semel.outbox WHERE id = $1)",
+                )
+                .bind(it.row)
+                .fetch_optional(&mut *tx)
+                .await
+                .map_err(failed)?;
+                if other.is_some() {
+                    tx.rollback().await.map_err(failed)?;
+                    return Err(exception_repeated(it));
+                }
+            }
         }
         self.commit(tx).await?;
         Ok(Guarded::Done(next))

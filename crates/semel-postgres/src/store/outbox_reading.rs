@@ -2,13 +2,11 @@
 
 use std::ops::ControlFlow;
 
-use semel_core::relay::ShardId;
 use semel_core::store::{Page, PageSize};
 use semel_core::{ErrorKind, StoreError};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::outbox_hint::PageHints;
 use super::outbox_rows::{EVENT_COLUMNS, page_row};
 use crate::error::classify;
 
@@ -88,19 +86,11 @@ impl Reading {
         }
     }
 
-    /// Whether the batch is its asker's, and the page of `asked` rows at most, from which the hints learn.
-    pub(super) fn end(
-        mut self,
-        hints: &PageHints,
-        shard: &ShardId,
-        asked: u32,
-    ) -> Result<(bool, Page), StoreError> {
-        if let Some(error) = self.failed {
-            return Err(error);
+    /// Whether the batch is its asker's, the bytes of data, and the page.
+    pub(super) fn end(self) -> Result<(bool, u64, Page), StoreError> {
+        match self.failed {
+            None => Ok((self.mine, self.bytes, self.page)),
+            Some(error) => Err(error),
         }
-        let rows = self.page.rows.len();
-        self.page.more |= rows >= asked as usize;
-        hints.read(shard, asked, rows, self.bytes);
-        Ok((self.mine, self.page))
     }
 }

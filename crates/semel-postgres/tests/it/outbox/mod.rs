@@ -475,3 +475,51 @@ async fn after_kill_9_of_the_server_nothing_sent_was_a_phantom_and_nothing_is_lo
     assert_eq!(batch(&db, &mut owned).await, ["after"]);
     drop(server);
 }
+
+/// The table of events began anew, and a row of it has the number of an exception from before (rule O7): set aside, the new
+/// event would be nowhere.
+#[tokio::test]
+async fn an_exception_of_another_event_under_the_same_number_is_not_taken_for_this_one() {
+    let server = semel_testkit::servers::postgres();
+    let db = Postgres::connect(Config::new(server.fresh_database()))
+        .await
+        .unwrap();
+    db.migrate().await.unwrap();
+    let mut owned = own(&db).await;
+    let aside = |row, event: &Event| Exception {
+        row,
+        event_id: event.id,
+        kind: ExceptionKind::Skipped,
+        attempts: 1,
+        reason: "refused".to_owned(),
+    };
+    let (old, new) = (event("k", "old"), event("k", "new"));
+    for (event, taken) in [(&old, true), (&old, true), (&new, false)] {
+        sqlx::raw_sql("TRUNCATE semel.outbox RESTART IDENTITY")
+            .execute(db.pool())
+            .await
+            .unwrap();
+        let rows = write(&db, std::slice::from_ref(event)).await;
+        assert_eq!(rows, [1]);
+        let opening = db.open_batch(&owned.lease, &owned.cursor, false, PAGE).await;
+        let Guarded::Done(Opening::Opened(cursor, _)) = opening.unwrap() else {
+            panic!("there is a row")
+        };
+        let save = CursorSave {
+            from: cursor,
+            last_id: 1,
+            finished: true,
+            suspect: None,
+            exceptions: vec![aside(1, event)],
+            log: None,
+        };
+        match db.save_cursor(&owned.lease, &save).await {
+            Ok(Guarded::Done(cursor)) if taken => owned.cursor = cursor,
+            Err(error) if !taken => assert_eq!(error.kind(), ErrorKind::IdentityChanged, "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    let kept = db.exceptions("default", 0, 10).await.unwrap();
+    assert_eq!(kept.len(), 1);
+    assert_eq!(kept[0].exception.event_id, old.id);
+}
