@@ -1,15 +1,22 @@
 //! A timer for deadlines that move away again and again before they come.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::time::Sleep;
 
 /// Made when it is first needed and moved only when it has rung: setting the clock of a runtime costs more than a bell
-/// that is rung too early now and then.
+/// that is rung too early now and then. Asked again by the same task before that, it is not touched at all.
 #[derive(Default)]
-pub(crate) struct Timer(Option<(Duration, Pin<Box<Sleep>>)>);
+pub(crate) struct Timer(Option<Set>);
+
+struct Set {
+    at: Duration,
+    sleep: Pin<Box<Sleep>>,
+    /// Who will be woken.
+    wakes: Option<Waker>,
+}
 
 impl Timer {
     /// Whether `deadline` is over `now`, both on the monotonic clock; the task is woken when it will be.
@@ -19,15 +26,65 @@ impl Timer {
         }
         loop {
             match &mut self.0 {
-                Some((at, sleep)) if *at <= deadline => match sleep.as_mut().poll(cx) {
-                    Poll::Pending => return false,
-                    Poll::Ready(()) => self.0 = None,
-                },
+                Some(set) if set.at <= deadline => {
+                    if now < set.at
+                        && set
+                            .wakes
+                            .as_ref()
+                            .is_some_and(|waker| waker.will_wake(cx.waker()))
+                    {
+                        return false;
+                    }
+                    // The bell may have rung already, and the task been woken by it: then there is another one.
+                    match set.sleep.as_mut().poll(cx) {
+                        Poll::Pending => {
+                            set.wakes = Some(cx.waker().clone());
+                            return false;
+                        }
+                        Poll::Ready(()) => self.0 = None,
+                    }
+                }
                 _ => {
                     let sleep = tokio::time::sleep(deadline.saturating_sub(now));
-                    self.0 = Some((deadline, Box::pin(sleep)));
+                    self.0 = Some(Set {
+                        at: deadline,
+                        sleep: Box::pin(sleep),
+                        wakes: None,
+                    });
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use semel_core::{Clock as _, SystemClock};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_asked_last_is_woken_and_who_asks_again_still_is() {
+        let began = SystemClock.monotonic();
+        let mut timer = Timer::default();
+        let mut nobody = Context::from_waker(Waker::noop());
+        assert!(!timer.over(began, began + Duration::from_millis(10), &mut nobody));
+        // The bell rings before that; then there is another one.
+        let deadline = began + Duration::from_millis(30);
+        let mut asked = 0;
+        poll_fn(|cx| {
+            asked += 1;
+            let now = SystemClock.monotonic();
+            if timer.over(now, deadline, cx) {
+                return Poll::Ready(());
+            }
+            assert!(!timer.over(now, deadline, cx));
+            Poll::Pending
+        })
+        .await;
+        assert!(SystemClock.monotonic() >= deadline);
+        assert!(asked <= 4, "{asked} times");
     }
 }
