@@ -131,7 +131,20 @@ fn quiet(command: &mut Command) -> Process {
     .unwrap()
 }
 
-fn start_nginx(nginx: &Path, dir: &Path, name: &str, port: u16, location: &str, http: &str) -> Process {
+/// A running nginx. Its workers outlive a master that is killed, and hold whatever they inherited: it is told to stop.
+struct Nginx {
+    stop: Command,
+    _process: Process,
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        // One that is gone already needs no telling.
+        let _ = self.stop.status();
+    }
+}
+
+fn start_nginx(nginx: &Path, dir: &Path, name: &str, port: u16, location: &str, http: &str) -> Nginx {
     let own = dir.join(name);
     std::fs::create_dir_all(&own).unwrap();
     let place = own.display();
@@ -144,20 +157,26 @@ fn start_nginx(nginx: &Path, dir: &Path, name: &str, port: u16, location: &str, 
          server {{ listen 127.0.0.1:{port} reuseport backlog=4096; location / {{ {location} }} }} }}\n"
     );
     let config = if name == "proxy" {
-        // What is compared has all cores, as semel has; its workers end with their master.
+        // What is compared has all cores, as semel has.
         config.replace("master_process off;", "worker_processes auto;")
     } else {
         config
     };
     let file = own.join("nginx.conf");
     std::fs::write(&file, config).unwrap();
-    quiet(
-        Command::new(nginx)
-            .arg("-c")
-            .arg(&file)
-            .arg("-e")
-            .arg(own.join("first.log")),
-    )
+    let run = || {
+        let mut command = Command::new(nginx);
+        command.arg("-c").arg(&file).arg("-e").arg(own.join("first.log"));
+        command
+    };
+    let mut stop = run();
+    stop.args(["-s", "stop"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    Nginx {
+        stop,
+        _process: quiet(&mut run()),
+    }
 }
 
 fn start_semel(semel: &Path, dir: &Path, port: u16, upstream: u16) -> Process {
