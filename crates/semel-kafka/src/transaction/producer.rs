@@ -182,8 +182,10 @@ impl Producer {
             sent: AtomicU64::new(0),
         };
         if let Some(topic) = &settings.topic {
-            // Without a connection librdkafka looks for the coordinator half a second later. An error shows below.
-            let _ = producer.inner.client().fetch_metadata(Some(topic), CONNECT);
+            // librdkafka looks for the coordinator over a connection that is up, and again half a second later where there
+            // is none. Metadata is not enough: they come over the first connection, which is given up for those they name.
+            // What is wrong shows below.
+            let _ = producer.inner.client().fetch_watermarks(topic, 0, CONNECT);
         }
         producer
             .repeat(Step::Init, || {
