@@ -59,10 +59,13 @@ impl<'a> Table<'a> {
         self
     }
 
-    /// Keeps the contenders whose name holds this text.
-    pub(crate) fn only(mut self, text: Option<&str>) -> Self {
-        self.contenders
-            .retain(|(name, _)| text.is_none_or(|text| name.contains(text)));
+    /// Keeps the contenders whose name, behind the title of the table, holds one of these texts (`one|other`).
+    pub(crate) fn only(mut self, texts: Option<&str>) -> Self {
+        let title = &self.title;
+        self.contenders.retain(|(name, _)| {
+            let name = format!("{title}: {name}");
+            texts.is_none_or(|texts| texts.split('|').any(|text| name.contains(text)))
+        });
         self
     }
 

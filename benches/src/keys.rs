@@ -45,12 +45,12 @@ impl Ids {
 pub(crate) async fn run(plan: Plan) {
     memory(plan).await;
     sqlite(plan).await;
-    batched::sqlite(plan).await;
+    batched::sqlite(plan, None).await;
     postgresql(plan).await;
 }
 
-pub(crate) async fn batched(plan: Plan) {
-    batched::sqlite(plan).await;
+pub(crate) async fn batched(plan: Plan, only: Option<&str>) {
+    batched::sqlite(plan, only).await;
 }
 
 /// Claims and, if wished, completes them; the whole life of that many keys.

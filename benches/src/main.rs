@@ -53,7 +53,11 @@ enum Bench {
     /// Claims on SQLite and PostgreSQL, single and batched, against bare inserts.
     Keys,
     /// The batcher of keys on SQLite against a group commit by hand (a part of `keys`).
-    KeysBatched,
+    KeysBatched {
+        /// Only the contenders whose table and name hold this text: for a profiler.
+        #[arg(long)]
+        only: Option<String>,
+    },
     /// Keys on Redis, single and gathered, against a hash and two scripts by hand.
     KeysRedis,
     /// Claims on MariaDB, single and batched, against the same by hand.
@@ -124,8 +128,8 @@ async fn main() {
     if all || matches!(cli.bench, Bench::Keys) {
         keys::run(plan).await;
     }
-    if matches!(cli.bench, Bench::KeysBatched) {
-        keys::batched(plan).await;
+    if let Bench::KeysBatched { only } = &cli.bench {
+        keys::batched(plan, only.as_deref()).await;
     }
     if all || matches!(cli.bench, Bench::KeysRedis) {
         keys_redis::run(plan).await;

@@ -3,106 +3,134 @@
 //! The one by hand is what a good engineer writes for one table and one process: a writer thread, whatever has queued up
 //! (at most 256 operations) in one `BEGIN IMMEDIATE` transaction, `synchronous=FULL`, one prepared conditional statement
 //! for each operation. It keeps no policy, nonce, withdrawal, retention or tombstone.
+//!
+//! That is less than a correct store keeps: its tokens would come back once a row is removed, a claim whose reply was lost
+//! waits for its own lease, and nothing finds the rows that may go. The second one by hand has just that: a counter for
+//! tokens, the nonce, and an index of when a row is due.
+//!
+//! Every run has a file of its own, and only one of them is open: connections of one process share what SQLite keeps in
+//! memory, and the idle ones do not give their part back.
 
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::thread::JoinHandle;
 
 use rusqlite::{Connection, OptionalExtension as _, params};
 use semel_core::claim::{ClaimReply, Completion, Keep, LeaseReply, succeeded};
-use semel_core::{Claim, KeyStore, KeyStoreExt as _, Nonce};
-use semel_keys::{BatchConfig, Batched};
+use semel_core::{Claim, KeyStore, KeyStoreExt as _, Nonce, Timestamp};
+use semel_keys::Batched;
 use semel_sqlite::Sqlite;
+use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 use super::Ids;
 use crate::Plan;
-use crate::harness::{Table, callers};
+use crate::harness::{Sample, Table, callers};
 
 /// Tasks at once.
 const TASKS: usize = 64;
 /// Bytes of an outcome.
 const OUTCOME: &[u8] = &[b'x'; 200];
+/// Finished keys among which replays choose.
+const FINISHED: usize = 1_000;
 
-pub(super) async fn sqlite(plan: Plan) {
-    let dir = tempfile::tempdir().unwrap();
-    let by_hand = ByHand::open(&dir.path().join("by_hand.db"));
-    let store = Sqlite::open(semel_sqlite::Config::new(dir.path().join("keys.db")))
-        .await
-        .unwrap();
-    store.migrate().await.unwrap();
-    let batched = Batched::new(store.clone());
-    let with = |lanes, linger_us| {
-        let config = BatchConfig {
-            lanes: Some(lanes),
-            linger: Duration::from_micros(linger_us),
-            ..BatchConfig::default()
-        };
-        Batched::with(store.clone(), &config).unwrap()
-    };
-    let (two, lingering) = (with(2, 0), with(1, 500));
+pub(super) async fn sqlite(plan: Plan, only: Option<&str>) {
     let ids = Ids::default();
-    let keys = |store: &Batched<Sqlite>, tasks| {
-        let (store, ids): (Arc<dyn KeyStore>, _) = (Arc::new(store.clone()), ids.clone());
-        callers(tasks, plan.run, move |_| one(Arc::clone(&store), ids.clone()))
-    };
     for tasks in [TASKS, 256] {
+        let by_hand = |keeps| by_hand(plan, tasks, ids.clone(), keeps);
         Table::new(
             format!("Keys on SQLite, claim and complete one by one, {tasks} tasks"),
             "keys",
         )
-        .contender("limit: group commit by hand", || {
-            let (by_hand, ids) = (by_hand.clone(), ids.clone());
-            callers(tasks, plan.run, move |_| by_hand.clone().one(ids.clone()))
+        .contender("limit: group commit by hand", || by_hand(Keeps::Least))
+        .contender("by hand, with a counter of tokens, nonce and due index", || {
+            by_hand(Keeps::Enough)
         })
-        .contender("Batched<Sqlite>", || keys(&batched, tasks))
-        .contender("two lanes", || keys(&two, tasks))
-        .contender("lingering 0.5 ms", || keys(&lingering, tasks))
+        .contender("Batched<Sqlite>", || keys(plan, tasks, ids.clone()))
+        .only(only)
         .measure(plan.rounds)
         .await;
     }
-    replays(plan, &by_hand, &batched, &ids).await;
+    Table::new(format!("Replays on SQLite, {TASKS} tasks"), "replays")
+        .contender("limit: group commit by hand", || {
+            replays_by_hand(plan, ids.clone())
+        })
+        .contender("Batched<Sqlite>", || replays(plan, ids.clone()))
+        .only(only)
+        .measure(plan.rounds)
+        .await;
+}
+
+async fn open() -> (Sqlite, Batched<Sqlite>, TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let config = semel_sqlite::Config::new(dir.path().join("keys.db"));
+    let store = Sqlite::open(config).await.unwrap();
+    store.migrate().await.unwrap();
+    (store.clone(), Batched::new(store), dir)
+}
+
+async fn keys(plan: Plan, tasks: usize, ids: Ids) -> Sample {
+    let (store, batched, _dir) = open().await;
+    let shared: Arc<dyn KeyStore> = Arc::new(batched.clone());
+    let sample = callers(tasks, plan.run, move |_| one(Arc::clone(&shared), ids.clone())).await;
+    batched.close().await;
+    store.close().await;
+    sample
+}
+
+async fn by_hand(plan: Plan, tasks: usize, ids: Ids, keeps: Keeps) -> Sample {
+    let (by_hand, thread, _dir) = ByHand::open(keeps);
+    let sample = callers(tasks, plan.run, move |_| by_hand.clone().one(ids.clone())).await;
+    thread.join().unwrap();
+    sample
 }
 
 /// Duplicates of finished keys.
-async fn replays(plan: Plan, by_hand: &ByHand, batched: &Batched<Sqlite>, ids: &Ids) {
-    let claims: Arc<[Claim]> = ids.claims(1_000).into();
+async fn replays(plan: Plan, ids: Ids) -> Sample {
+    let (store, batched, _dir) = open().await;
+    let claims: Arc<[Claim]> = ids.claims(FINISHED).into();
+    let shared: Arc<dyn KeyStore> = Arc::new(batched.clone());
     for claim in claims.iter() {
-        let key: Arc<dyn KeyStore> = Arc::new(batched.clone());
-        complete(&key, claim.clone()).await;
-        by_hand.clone().run(claim.clone()).await;
+        complete(&shared, claim.clone()).await;
     }
-    let pick = |claims: &[Claim]| {
-        let n = semel_core::host::random_16();
-        let n = usize::from(u16::from_le_bytes([n[0], n[1]])) % claims.len();
-        Claim {
-            nonce: Nonce::random(),
-            ..claims[n].clone()
+    let replay = move |_| {
+        let (store, claim) = (Arc::clone(&shared), pick(&claims));
+        async move {
+            let reply = store.claim(&claim).await.unwrap();
+            assert!(matches!(reply, ClaimReply::Done { .. }));
+            1
         }
     };
-    Table::new(format!("Replays on SQLite, {TASKS} tasks"), "replays")
-        .contender("limit: group commit by hand", || {
-            let (by_hand, claims) = (by_hand.clone(), Arc::clone(&claims));
-            callers(TASKS, plan.run, move |_| {
-                let (by_hand, claim) = (by_hand.clone(), pick(&claims));
-                async move {
-                    assert_eq!(by_hand.claim(claim).await, None);
-                    1
-                }
-            })
-        })
-        .contender("Batched<Sqlite>", || {
-            let (store, claims) = (batched.clone(), Arc::clone(&claims));
-            callers(TASKS, plan.run, move |_| {
-                let (store, claim) = (store.clone(), pick(&claims));
-                async move {
-                    let reply = store.claim(&claim).await.unwrap();
-                    assert!(matches!(reply, ClaimReply::Done { .. }));
-                    1
-                }
-            })
-        })
-        .measure(plan.rounds)
-        .await;
+    let sample = callers(TASKS, plan.run, replay).await;
+    batched.close().await;
+    store.close().await;
+    sample
+}
+
+async fn replays_by_hand(plan: Plan, ids: Ids) -> Sample {
+    let (by_hand, thread, _dir) = ByHand::open(Keeps::Least);
+    let claims: Arc<[Claim]> = ids.claims(FINISHED).into();
+    for claim in claims.iter() {
+        by_hand.clone().run(claim.clone()).await;
+    }
+    let replay = move |_| {
+        let (by_hand, claim) = (by_hand.clone(), pick(&claims));
+        async move {
+            assert_eq!(by_hand.claim(claim).await, None);
+            1
+        }
+    };
+    let sample = callers(TASKS, plan.run, replay).await;
+    thread.join().unwrap();
+    sample
+}
+
+fn pick(claims: &[Claim]) -> Claim {
+    let n = semel_core::host::random_16();
+    let n = usize::from(u16::from_le_bytes([n[0], n[1]])) % claims.len();
+    Claim {
+        nonce: Nonce::random(),
+        ..claims[n].clone()
+    }
 }
 
 async fn one(store: Arc<dyn KeyStore>, ids: Ids) -> u64 {
@@ -127,7 +155,7 @@ async fn complete(store: &Arc<dyn KeyStore>, claim: Claim) {
 
 enum Operation {
     Claim(Vec<u8>, Claim, oneshot::Sender<Option<i64>>),
-    Complete(Vec<u8>, i64, oneshot::Sender<bool>),
+    Complete(Vec<u8>, Nonce, i64, oneshot::Sender<bool>),
 }
 
 /// What an operation came to, told after the commit.
@@ -136,28 +164,54 @@ enum Answer {
     Completed(oneshot::Sender<bool>, bool),
 }
 
+/// What the one by hand keeps of a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keeps {
+    Least,
+    Enough,
+}
+
 /// A group commit as one writes it by hand.
 #[derive(Clone)]
 struct ByHand(mpsc::Sender<Operation>);
 
+const TABLE: &str =
+    "CREATE TABLE claim (k BLOB PRIMARY KEY, fp BLOB, token INT, state INT, lease_until INT, resp BLOB)
+WITHOUT ROWID";
 const CLAIM: &str = "INSERT INTO claim (k, fp, token, state, lease_until) VALUES (?1, ?2, 1, 0, ?3)
 ON CONFLICT (k) DO UPDATE SET token = token + 1, lease_until = ?3
 WHERE state = 0 AND lease_until < ?4 AND fp = ?2 RETURNING token";
 const LOOK: &str = "SELECT fp, state, resp FROM claim WHERE k = ?1";
 const COMPLETE: &str = "UPDATE claim SET state = 1, resp = ?3 WHERE k = ?1 AND token = ?2 AND state = 0";
 
+const ENOUGH_TABLE: &str =
+    "CREATE TABLE claim (k BLOB PRIMARY KEY, fp BLOB, token INT, nonce BLOB, state INT, due INT,
+resp BLOB) WITHOUT ROWID;
+CREATE INDEX claim_due ON claim (due);
+CREATE TABLE counter (one INTEGER PRIMARY KEY, token INT);
+INSERT INTO counter VALUES (1, 0)";
+const ENOUGH_CLAIM: &str =
+    "INSERT INTO claim (k, fp, token, nonce, state, due) VALUES (?1, ?2, ?5, ?6, 0, ?3)
+ON CONFLICT (k) DO UPDATE SET token = iif(nonce = ?6, token, ?5), due = iif(nonce = ?6, due, ?3), nonce = ?6
+WHERE state = 0 AND (due < ?4 OR nonce = ?6) AND fp = ?2 RETURNING token";
+const ENOUGH_COMPLETE: &str = "UPDATE claim SET state = 1, resp = ?3, due = ?4 WHERE k = ?1 AND token = ?2 AND nonce = ?5 AND state = 0";
+const COUNTER: &str = "UPDATE counter SET token = ?1 WHERE one = 1";
+
 impl ByHand {
-    fn open(path: &std::path::Path) -> Self {
-        let db = Connection::open(path).unwrap();
-        db.execute_batch(
-            "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;
-             CREATE TABLE claim (k BLOB PRIMARY KEY, fp BLOB, token INT, state INT, lease_until INT, resp BLOB)
-             WITHOUT ROWID",
-        )
+    fn open(keeps: Keeps) -> (Self, JoinHandle<()>, TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let db = Connection::open(dir.path().join("by_hand.db")).unwrap();
+        db.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
+            .unwrap();
+        db.execute_batch(if keeps == Keeps::Least {
+            TABLE
+        } else {
+            ENOUGH_TABLE
+        })
         .unwrap();
         let (sender, receiver) = mpsc::channel();
-        std::thread::spawn(move || write(&db, &receiver));
-        Self(sender)
+        let thread = std::thread::spawn(move || write(&db, &receiver, keeps));
+        (Self(sender), thread, dir)
     }
 
     async fn one(self, ids: Ids) -> u64 {
@@ -167,10 +221,10 @@ impl ByHand {
     }
 
     async fn run(self, claim: Claim) {
-        let key = claim.key.to_bytes();
+        let (key, nonce) = (claim.key.to_bytes(), claim.nonce);
         let token = self.claim(claim).await.unwrap();
         let (back, done) = oneshot::channel();
-        let _ = self.0.send(Operation::Complete(key, token, back));
+        let _ = self.0.send(Operation::Complete(key, nonce, token, back));
         assert!(done.await.unwrap());
     }
 
@@ -182,22 +236,33 @@ impl ByHand {
 }
 
 /// The writer's thread.
-fn write(db: &Connection, operations: &mpsc::Receiver<Operation>) {
-    let [mut claim, mut look, mut complete] = [CLAIM, LOOK, COMPLETE].map(|sql| db.prepare(sql).unwrap());
+fn write(db: &Connection, operations: &mpsc::Receiver<Operation>, keeps: Keeps) {
+    let [claim, complete] = match keeps {
+        Keeps::Least => [CLAIM, COMPLETE],
+        Keeps::Enough => [ENOUGH_CLAIM, ENOUGH_COMPLETE],
+    };
+    let [mut claim, mut look, mut complete] = [claim, LOOK, complete].map(|sql| db.prepare(sql).unwrap());
+    let mut last = 0_i64;
     while let Ok(first) = operations.recv() {
         let batch = std::iter::once(first).chain(operations.try_iter()).take(256);
         db.execute_batch("BEGIN IMMEDIATE").unwrap();
-        let now = semel_core::Clock::now(&semel_core::SystemClock);
-        let mut answers = Vec::new();
+        let now: Timestamp = semel_core::Clock::now(&semel_core::SystemClock);
+        let (mut answers, before) = (Vec::new(), last);
         for operation in batch {
             answers.push(match operation {
                 Operation::Claim(key, asked, back) => {
                     let fingerprint = asked.fingerprint.to_bytes();
                     let until = now.plus_ms(asked.lease_ms).0;
-                    let token = claim
-                        .query_row(params![key, fingerprint, until, now.0], |row| row.get(0))
-                        .optional()
-                        .unwrap();
+                    let token = |row: &rusqlite::Row<'_>| row.get(0);
+                    let token = match keeps {
+                        Keeps::Least => claim.query_row(params![key, fingerprint, until, now.0], token),
+                        Keeps::Enough => {
+                            last += 1;
+                            let values = params![key, fingerprint, until, now.0, last, asked.nonce.0];
+                            claim.query_row(values, token)
+                        }
+                    };
+                    let token = token.optional().unwrap();
                     if token.is_none() {
                         let done: (Vec<u8>, i64, Vec<u8>) = look
                             .query_row([&key], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
@@ -206,11 +271,20 @@ fn write(db: &Connection, operations: &mpsc::Receiver<Operation>) {
                     }
                     Answer::Claimed(back, token)
                 }
-                Operation::Complete(key, token, back) => {
-                    let done = complete.execute(params![key, token, OUTCOME]).unwrap();
-                    Answer::Completed(back, done == 1)
+                Operation::Complete(key, nonce, token, back) => {
+                    let done = match keeps {
+                        Keeps::Least => complete.execute(params![key, token, OUTCOME]),
+                        Keeps::Enough => {
+                            let due = now.plus_ms(Keep::default().retention_ms).0;
+                            complete.execute(params![key, token, OUTCOME, due, nonce.0])
+                        }
+                    };
+                    Answer::Completed(back, done.unwrap() == 1)
                 }
             });
+        }
+        if last > before {
+            db.prepare_cached(COUNTER).unwrap().execute([last]).unwrap();
         }
         db.execute_batch("COMMIT").unwrap();
         for answer in answers {
