@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel_core::limits;
+use semel_core::limits::{self, LimitExceeded};
 use semel_core::relay::RelayPolicy;
 use semel_core::store::{StreamLimit, check_stream};
 use semel_core::{Clock, ErrorKind, StoreError, SystemClock};
@@ -109,6 +109,24 @@ impl std::fmt::Debug for RelayConfig {
     }
 }
 
+/// Rows of one transaction of the cleaner, or of the mover of delayed events, at most.
+const TURN_ROWS_MAX: u64 = 100_000;
+/// Milliseconds between two of their turns at most (one day).
+const TURN_MS_MAX: u64 = 86_400_000;
+
+/// With no rows, or no time between its turns, a task would go round for ever and do nothing else.
+fn check_turns(
+    rows: &'static str,
+    rows_max: u32,
+    turn: &'static str,
+    every: Duration,
+) -> Result<(), LimitExceeded> {
+    let help = "choose another number";
+    limits::check(rows, "rows", u64::from(rows_max), 1, TURN_ROWS_MAX, help)?;
+    let every = u64::try_from(every.as_millis()).unwrap_or(u64::MAX);
+    limits::check(turn, "ms", every, 1, TURN_MS_MAX, help)
+}
+
 impl RelayConfig {
     pub(crate) fn lease_ms(&self) -> i64 {
         i64::try_from(self.lease.as_millis()).unwrap_or(i64::MAX)
@@ -121,15 +139,15 @@ impl RelayConfig {
         if let Some(limit) = &self.limit {
             limit.check()?;
         }
+        if let Some(clean) = &self.clean {
+            check_turns("clean rows_max", clean.rows_max, "clean every", clean.every)?;
+        }
         if let Some(delayed) = &self.delayed {
-            let rows = u64::from(delayed.rows_max);
-            limits::check(
+            check_turns(
                 "delayed rows_max",
-                "events",
-                rows,
-                1,
-                100_000,
-                "choose another number",
+                delayed.rows_max,
+                "delayed every",
+                delayed.every,
             )?;
         }
         let lease = u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX);

@@ -21,7 +21,7 @@ pub(crate) async fn move_due(
         let wait = match store.move_due(&stream, rows_max).await {
             Ok(due) => {
                 if due.moved > 0 {
-                    status.hint.notify_waiters();
+                    status.wake();
                 }
                 for id in &due.repeated {
                     tracing::warn!(

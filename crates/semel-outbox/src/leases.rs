@@ -7,7 +7,7 @@ use std::time::Duration;
 use semel_core::OutboxStore;
 use semel_core::error::chain;
 use semel_core::relay::{Epoch, ShardId, ShardLease};
-use semel_core::store::Guarded;
+use semel_core::store::{Guarded, OutboxDesk};
 use tokio::sync::watch;
 
 use crate::clock::LocalClock;
@@ -61,7 +61,8 @@ impl Leases {
         }
     }
 
-    /// Renews for ever, a fifth of the lease apart; sooner after trouble.
+    /// Renews for ever, a fifth of the lease apart; sooner after trouble. Nothing else is waited for here: whatever a store does
+    /// slowly must not cost a lease.
     pub(crate) async fn renew(
         &self,
         store: Arc<dyn OutboxStore>,
@@ -71,7 +72,6 @@ impl Leases {
     ) {
         let lease_ms = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
         let mut wait = lease / 5;
-        let mut said = Said::default();
         loop {
             tokio::time::sleep(wait).await;
             wait = lease / 5;
@@ -85,9 +85,6 @@ impl Leases {
                     status.totals(|totals| totals.trouble = None);
                     for (lease, mine) in leases.iter().zip(mine) {
                         self.tell(lease, if mine { Held::Until(until) } else { Held::Lost });
-                        if mine {
-                            say(&*store, &status, lease, &mut said).await;
-                        }
                     }
                 }
                 Err(error) => {
@@ -98,25 +95,64 @@ impl Leases {
             }
         }
     }
+
+    /// Leaves word of every shard in the store for ever, a fifth of the lease apart.
+    pub(crate) async fn say(&self, store: Arc<dyn OutboxStore>, status: Arc<Status>, lease: Duration) {
+        let Some(desk) = store.desk() else {
+            return std::future::pending().await;
+        };
+        let mut words: HashMap<ShardId, Word> = HashMap::new();
+        loop {
+            tokio::time::sleep(lease / 5).await;
+            let leases = self.all();
+            words.retain(|shard, _| leases.iter().any(|lease| lease.shard == *shard));
+            for lease in &leases {
+                let word = words.entry(lease.shard.clone()).or_default();
+                word.say(desk, &status, lease).await;
+            }
+        }
+    }
 }
 
-/// What was last left in the store about each shard.
-type Said = HashMap<ShardId, (Epoch, Option<String>)>;
+/// How long a store may take to write a note down: the notes of other shards wait for it.
+const NOTE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Turns that are left out at most after notes that were not written down.
+const NOTE_TURNS_MAX: u32 = 64;
 
-/// Leaves in the store why a shard sends nothing, for whoever asks from elsewhere; only when that has changed.
-async fn say(store: &dyn OutboxStore, status: &Status, lease: &ShardLease, said: &mut Said) {
-    let Some(desk) = store.desk() else { return };
-    let now = (lease.epoch, status.note(&lease.shard));
-    if said.get(&lease.shard) == Some(&now) {
-        return;
-    }
-    match desk.note(lease, now.1.as_deref()).await {
-        Ok(Guarded::Done(())) => {
-            said.insert(lease.shard.clone(), now);
+/// What was last left in the store about a shard.
+#[derive(Default)]
+struct Word {
+    said: Option<(Epoch, Option<String>)>,
+    /// Turns to leave out, and how many it will be after the next failure: a store in trouble is not troubled more.
+    skip: u32,
+    skip_next: u32,
+}
+
+impl Word {
+    /// Leaves in the store why a shard sends nothing, for whoever asks from elsewhere; only when that has changed.
+    async fn say(&mut self, desk: &dyn OutboxDesk, status: &Status, lease: &ShardLease) {
+        let now = (lease.epoch, status.note(&lease.shard));
+        if self.said.as_ref() == Some(&now) {
+            return;
         }
-        // The next renewal finds out who owns it.
-        Ok(Guarded::Lost | Guarded::Reload) => {}
-        Err(error) => tracing::debug!(shard = %lease.shard, error = chain(&error), "its state was not noted"),
+        if self.skip > 0 {
+            self.skip -= 1;
+            return;
+        }
+        let noted = tokio::time::timeout(NOTE_TIMEOUT, desk.note(lease, now.1.as_deref())).await;
+        let failed = match noted {
+            Ok(Ok(Guarded::Done(()))) => {
+                (self.said, self.skip_next) = (Some(now), 0);
+                return;
+            }
+            // The next renewal finds out who owns it.
+            Ok(Ok(Guarded::Lost | Guarded::Reload)) => return,
+            Ok(Err(error)) => chain(&error),
+            Err(_) => format!("no answer within {} ms", NOTE_TIMEOUT.as_millis()),
+        };
+        tracing::debug!(shard = %lease.shard, error = failed, "its state was not noted");
+        self.skip_next = (self.skip_next * 2).clamp(1, NOTE_TURNS_MAX);
+        self.skip = self.skip_next;
     }
 }
 

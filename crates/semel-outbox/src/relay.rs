@@ -1,5 +1,8 @@
 //! The relay: takes shards, runs a task for each, gives them back.
 
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +11,7 @@ use semel_core::host::dice;
 use semel_core::relay::{End, OwnedShard, ShardLease, note_text};
 use semel_core::store::Acquire;
 use semel_core::{Nonce, OutboxStore, Retry, Sink, StoreError};
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::backlog;
@@ -23,6 +26,11 @@ use crate::status::{RelayHandle, Status};
 /// How long a stop waits for sends beyond their own time-out.
 const DRAIN_GRACE: Duration = Duration::from_secs(2);
 
+/// How long a stop waits for an answer of the store.
+const STOP_GRACE: Duration = Duration::from_secs(1);
+/// Before what has died begins again.
+const HELPER_PAUSE: Duration = Duration::from_secs(1);
+
 /// Moves one stream of an outbox into a sink. See the [crate](crate).
 pub struct Relay {
     shell: Arc<Shell>,
@@ -35,6 +43,31 @@ impl std::fmt::Debug for Relay {
             .field("config", &self.shell.config)
             .finish_non_exhaustive()
     }
+}
+
+/// What goes on beside the shards, each in a task of its own.
+#[derive(Debug, Clone, Copy)]
+enum Helper {
+    Renewal,
+    Notes,
+    Cleaner,
+    Delayed,
+    Backlog,
+}
+
+const HELPERS: [Helper; 5] = [
+    Helper::Renewal,
+    Helper::Notes,
+    Helper::Cleaner,
+    Helper::Delayed,
+    Helper::Backlog,
+];
+
+/// Dropping the set aborts its tasks: a dropped run leaves nothing behind.
+#[derive(Default)]
+struct Helpers {
+    tasks: JoinSet<()>,
+    which: HashMap<Id, Helper>,
 }
 
 /// How a shard's task ended.
@@ -76,43 +109,76 @@ impl Relay {
     /// given back first.
     pub async fn run(&self, shutdown: CancellationToken) -> Result<(), StoreError> {
         self.shell.config.check()?;
-        let config = &self.shell.config;
         if !self.register(&shutdown).await? {
             return Ok(());
         }
-        // Dropping the set aborts its tasks: a dropped run leaves nothing behind.
-        let mut helpers = JoinSet::new();
-        {
-            let (leases, shell) = (Arc::clone(&self.leases), Arc::clone(&self.shell));
-            helpers.spawn(async move {
-                let (store, clock) = (Arc::clone(&shell.store), Arc::clone(&shell.clock));
-                leases
-                    .renew(store, clock, Arc::clone(&shell.status), shell.config.lease)
-                    .await;
-            });
+        let mut helpers = Helpers::default();
+        for helper in HELPERS {
+            self.help(helper, &mut helpers, Duration::ZERO);
         }
-        if let Some(clean) = config.clean {
-            let (store, status) = (Arc::clone(&self.shell.store), Arc::clone(&self.shell.status));
-            helpers.spawn(cleaner::clean(store, status, config.stream.clone(), clean));
-        }
-        if let Some(moving) = config.delayed {
-            let (store, status) = (Arc::clone(&self.shell.store), Arc::clone(&self.shell.status));
-            helpers.spawn(delayed::move_due(store, status, config.stream.clone(), moving));
-        }
-        helpers.spawn(backlog::measure(
-            Arc::clone(&self.shell.store),
-            config.stream.clone(),
-            Arc::clone(&config.clock),
-        ));
         let stop = CancellationToken::new();
         let mut shards = JoinSet::new();
         let outcome = tokio::select! {
             outcome = self.own(&shutdown, &stop, &mut shards) => outcome,
             error = self.keep_limits() => Err(error),
+            never = self.keep_helpers(&mut helpers) => match never {},
         };
         stop.cancel();
-        let drained = self.drain(&mut shards).await;
+        let drained = tokio::select! {
+            drained = self.drain(&shutdown, &mut shards) => drained,
+            never = self.keep_helpers(&mut helpers) => match never {},
+        };
         outcome.and(drained)
+    }
+
+    /// Begins what goes on beside the shards.
+    fn help(&self, helper: Helper, helpers: &mut Helpers, pause: Duration) {
+        let (shell, leases) = (Arc::clone(&self.shell), Arc::clone(&self.leases));
+        let task = async move {
+            tokio::time::sleep(pause).await;
+            let (store, status) = (Arc::clone(&shell.store), Arc::clone(&shell.status));
+            let (config, stream) = (&shell.config, shell.config.stream.clone());
+            match helper {
+                Helper::Renewal => {
+                    leases
+                        .renew(store, Arc::clone(&shell.clock), status, config.lease)
+                        .await;
+                }
+                Helper::Notes => leases.say(store, status, config.lease).await,
+                Helper::Cleaner => match config.clean {
+                    Some(clean) => cleaner::clean(store, status, stream, clean).await,
+                    None => std::future::pending().await,
+                },
+                Helper::Delayed => match config.delayed {
+                    Some(moving) => delayed::move_due(store, status, stream, moving).await,
+                    None => std::future::pending().await,
+                },
+                Helper::Backlog => backlog::measure(store, stream, Arc::clone(&config.clock)).await,
+            }
+        };
+        let id = helpers.tasks.spawn(task).id();
+        helpers.which.insert(id, helper);
+    }
+
+    /// Begins again what has died: a panic in a store. Without its renewal a relay would lose all it owns.
+    async fn keep_helpers(&self, helpers: &mut Helpers) -> Infallible {
+        loop {
+            let (id, why) = match helpers.tasks.join_next_with_id().await {
+                Some(Ok((id, ()))) => (id, "it came to an end".to_owned()),
+                Some(Err(error)) => (error.id(), error.to_string()),
+                None => std::future::pending().await,
+            };
+            let Some(helper) = helpers.which.remove(&id) else {
+                continue;
+            };
+            tracing::error!(?helper, why, "a task of the relay died; it begins again");
+            let pause = match helper {
+                // It waits by itself, a fifth of the lease.
+                Helper::Renewal => Duration::ZERO,
+                _ => HELPER_PAUSE,
+            };
+            self.help(helper, helpers, pause);
+        }
     }
 
     /// Says what may wait in the stream where the configuration does. The store may have to wait for writers, so this goes on
@@ -166,7 +232,11 @@ impl Relay {
         let mut attempt = 0;
         loop {
             let (store, stream) = (&self.shell.store, &config.stream);
-            match store.register_stream(stream, config.shards).await {
+            let registered = tokio::select! {
+                () = shutdown.cancelled() => return Ok(false),
+                registered = store.register_stream(stream, config.shards) => registered,
+            };
+            match registered {
                 Ok(()) => return Ok(true),
                 Err(error) if error.retry() == Retry::Never => return Err(error),
                 Err(error) => {
@@ -201,7 +271,7 @@ impl Relay {
                 biased;
                 () = shutdown.cancelled() => return Ok(()),
                 Some(ended) = shards.join_next() => {
-                    self.ended(ended).await?;
+                    self.ended(shutdown, ended).await?;
                     continue;
                 }
                 () = tokio::time::sleep(wait) => {}
@@ -216,7 +286,10 @@ impl Relay {
                 lease_ms: config.lease_ms(),
             };
             let until = local_end(self.shell.clock.now_ms(), config.lease);
-            match self.shell.store.acquire(&wish).await {
+            let Some(acquired) = unless_stopped(shutdown, self.shell.store.acquire(&wish)).await else {
+                return Ok(());
+            };
+            match acquired {
                 Ok(owned) => {
                     nonce = Nonce::random();
                     for owned in owned {
@@ -254,7 +327,11 @@ impl Relay {
     }
 
     /// Tidies up after a shard's task.
-    async fn ended(&self, ended: Result<Ended, JoinError>) -> Result<(), StoreError> {
+    async fn ended(
+        &self,
+        shutdown: &CancellationToken,
+        ended: Result<Ended, JoinError>,
+    ) -> Result<(), StoreError> {
         let (lease, end) = match ended {
             Ok(ended) => ended,
             Err(error) => {
@@ -270,41 +347,62 @@ impl Relay {
                 Ok(())
             }
             Ok(End::Stopped | End::Refused(_)) => {
-                self.give_back(&lease).await;
+                self.give_back(shutdown, &lease).await;
                 Ok(())
             }
             Err(error) => {
                 tracing::error!(shard = %lease.shard, error = chain(&error), "shard stopped");
-                self.leave_word(&lease, &error).await;
-                self.give_back(&lease).await;
+                self.leave_word(shutdown, &lease, &error).await;
+                self.give_back(shutdown, &lease).await;
                 Err(error)
             }
         }
     }
 
     /// Says in the store why it stopped, for whoever asks there.
-    async fn leave_word(&self, lease: &ShardLease, error: &StoreError) {
+    async fn leave_word(&self, shutdown: &CancellationToken, lease: &ShardLease, error: &StoreError) {
         if let Some(desk) = self.shell.store.desk() {
             let note = note_text(&format!("stopped: {}", chain(error)));
-            if let Err(error) = desk.note(lease, Some(&note)).await {
-                tracing::debug!(shard = %lease.shard, error = chain(&error), "its end was not noted");
+            match self.in_time(shutdown, desk.note(lease, Some(&note))).await {
+                Some(Ok(_)) => {}
+                Some(Err(error)) => {
+                    tracing::debug!(shard = %lease.shard, error = chain(&error), "its end was not noted");
+                }
+                None => tracing::debug!(shard = %lease.shard, "its end was not noted in time"),
             }
         }
     }
 
-    async fn give_back(&self, lease: &ShardLease) {
-        if let Err(error) = self.shell.store.release(std::slice::from_ref(lease)).await {
-            tracing::warn!(shard = %lease.shard, error = chain(&error), "shard not given back; its lease ends by time");
+    async fn give_back(&self, shutdown: &CancellationToken, lease: &ShardLease) {
+        let given = self.shell.store.release(std::slice::from_ref(lease));
+        match self.in_time(shutdown, given).await {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                tracing::warn!(shard = %lease.shard, error = chain(&error), "shard not given back; its lease ends by time");
+            }
+            None => {
+                tracing::warn!(shard = %lease.shard, "shard not given back in time; its lease ends by itself");
+            }
         }
     }
 
+    /// What is done with a lease, for as long as there is one.
+    async fn in_time<T>(&self, shutdown: &CancellationToken, call: impl Future<Output = T>) -> Option<T> {
+        let call = tokio::time::timeout(self.shell.config.lease, call);
+        unless_stopped(shutdown, call).await?.ok()
+    }
+
     /// Lets every shard finish what is on its way.
-    async fn drain(&self, shards: &mut JoinSet<Ended>) -> Result<(), StoreError> {
+    async fn drain(
+        &self,
+        shutdown: &CancellationToken,
+        shards: &mut JoinSet<Ended>,
+    ) -> Result<(), StoreError> {
         let limit = Duration::from_millis(self.shell.config.policy.send_timeout_ms) + DRAIN_GRACE;
         let mut outcome = Ok(());
         let all = async {
             while let Some(ended) = shards.join_next().await {
-                if let Err(error) = self.ended(ended).await {
+                if let Err(error) = self.ended(shutdown, ended).await {
                     outcome = Err(error);
                 }
             }
@@ -314,6 +412,18 @@ impl Relay {
         }
         outcome
     }
+}
+
+/// Waits for the store; when told to stop only a moment longer, in which most calls come to their end: a shard that was
+/// acquired and not heard of would be nobody's until its lease ends.
+async fn unless_stopped<T>(shutdown: &CancellationToken, call: impl Future<Output = T>) -> Option<T> {
+    let mut call = pin!(call);
+    tokio::select! {
+        biased;
+        answer = &mut call => return Some(answer),
+        () = shutdown.cancelled() => {}
+    }
+    tokio::time::timeout(STOP_GRACE, call).await.ok()
 }
 
 /// While it lives the lease is renewed; it ends with the shard's task, however that ends.

@@ -60,6 +60,7 @@ impl Shell {
         let _open = OpenLog(&*self.sink, &owned.lease.shard);
         let mut machine = Machine::new(owned, order, policy, self.clock.now_ms(), until);
         let mut answers = Answers::new();
+        let mut hints = self.status.hints();
         let mut stopping = false;
         let mut input = Input::Tick;
         loop {
@@ -86,7 +87,7 @@ impl Shell {
                     Input::Stop
                 }
                 Some(answer) = answers.next() => answer?,
-                () = self.status.hint.notified() => Input::Hint,
+                Ok(()) = hints.changed() => Input::Hint,
                 () = tokio::time::sleep(wake.unwrap_or_default()), if wake.is_some() => Input::Tick,
             };
         }

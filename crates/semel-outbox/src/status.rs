@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use semel_core::relay::{Counters, Machine, PauseKind, ShardId, note_text};
 use semel_core::{Clock, Timestamp};
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 /// A relay's state at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -85,7 +85,8 @@ struct Live {
 pub(crate) struct Status {
     clock: Arc<dyn Clock>,
     inner: Mutex<Inner>,
-    pub(crate) hint: Notify,
+    /// Changes when events may have been written: a change is seen later by whoever does not wait for it just then.
+    hint: watch::Sender<()>,
 }
 
 impl Status {
@@ -101,7 +102,7 @@ impl Status {
                 totals,
                 shards: BTreeMap::new(),
             }),
-            hint: Notify::new(),
+            hint: watch::Sender::new(()),
         }
     }
 
@@ -111,6 +112,16 @@ impl Status {
 
     pub(crate) fn totals(&self, change: impl FnOnce(&mut RelayStats)) {
         change(&mut self.lock().totals);
+    }
+
+    /// Tells all shards that events may have been written.
+    pub(crate) fn wake(&self) {
+        self.hint.send_replace(());
+    }
+
+    /// Hears of every [`wake`](Self::wake) from now on.
+    pub(crate) fn hints(&self) -> watch::Receiver<()> {
+        self.hint.subscribe()
     }
 
     /// What a machine looks like after a step.
@@ -195,6 +206,6 @@ impl RelayHandle {
     /// Events may have been written just now: look at once instead of at the next tick. Only a hint; without it they
     /// are found within [`RelayPolicy::idle_max_ms`](semel_core::relay::RelayPolicy::idle_max_ms).
     pub fn wake(&self) {
-        self.0.hint.notify_waiters();
+        self.0.wake();
     }
 }

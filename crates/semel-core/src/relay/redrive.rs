@@ -20,6 +20,7 @@ use bytes::Bytes;
 
 use super::command::{Command, PauseKind};
 use super::machine::Machine;
+use super::settle::{HELD_BACK_MS, none_left};
 use crate::store::{
     DeskRow, Guarded, OutboxRow, PageSize, RedriveSave, Refused, SinkError, SinkErrorClass, SinkOrder, Taken,
     Wish,
@@ -206,8 +207,12 @@ impl Machine {
             SinkErrorClass::Away,
             "the sink gave no result for this row",
         ));
+        let none_left = none_left(results, rows.len());
         for (at, row) in rows.into_iter().enumerate() {
             self.redriven_row(now, row, results.get(at).unwrap_or(&silent), dice);
+            if none_left && let Some(item) = self.redrive.item(row) {
+                item.not_before = item.not_before.max(now.saturating_add(HELD_BACK_MS));
+            }
         }
         true
     }
@@ -361,6 +366,16 @@ impl Machine {
         self.settle_redrive(commands);
     }
 
+    /// Whether the batch takes the turn it is given: what only waits would keep it for ever, and nothing would wake the machine.
+    fn batch_could_try(&self, now: u64) -> bool {
+        !self.calls.is_empty()
+            || !self
+                .window
+                .pick(now, 1, true, &self.redrive.waiting)
+                .rows
+                .is_empty()
+    }
+
     fn settle_redrive(&mut self, commands: &mut Vec<Command>) {
         let mut save = RedriveSave::default();
         let (mut touched, mut stopped) = (BTreeSet::new(), HashSet::new());
@@ -426,7 +441,7 @@ impl Machine {
         if one_by_one {
             // Who tries while nobody knows whether the trouble is over takes turns with the batch.
             self.redrive.passed = !self.redrive.passed;
-            if self.redrive.passed && !self.window.is_empty() {
+            if self.redrive.passed && self.batch_could_try(now) {
                 return;
             }
         }

@@ -5,12 +5,26 @@ use super::machine::Machine;
 use super::window::State;
 use crate::store::{SinkError, SinkErrorClass, SinkOrder};
 
+/// How long a call waits of which nothing left, in milliseconds: a sink that goes on like this is not asked all the time.
+pub(super) const HELD_BACK_MS: u64 = 20;
+
+/// Whether every row of a call was held back.
+pub(super) fn none_left(results: &[Result<(), SinkError>], rows: usize) -> bool {
+    let held_back = |result: &Result<(), SinkError>| {
+        result
+            .as_ref()
+            .is_err_and(|error| error.class == SinkErrorClass::HeldBack)
+    };
+    results.len() >= rows && results.iter().all(held_back)
+}
+
 impl Machine {
     /// Results of one call, in the order of its rows.
     pub(super) fn published(&mut self, now: u64, call: u64, results: Vec<Result<(), SinkError>>, dice: f64) {
         let Some(rows) = self.calls.remove(&call) else {
             return;
         };
+        let none_left = none_left(&results, rows.len());
         let mut results = results.into_iter();
         let mut poison = Vec::new();
         for row in rows {
@@ -23,6 +37,9 @@ impl Machine {
             });
             if let Some(why) = self.one_result(now, row, result, dice) {
                 poison.push((row, why));
+            }
+            if none_left && let Some(entry) = self.window.get_mut(row) {
+                entry.not_before = entry.not_before.max(now.saturating_add(HELD_BACK_MS));
             }
         }
         // Only when the later rows of a parked key are back in the queue can they be moved with it.

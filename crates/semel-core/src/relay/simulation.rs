@@ -442,12 +442,18 @@ impl World {
             self.commit(0);
         }
         self.poison.clear();
+        let mut renew_at = 0;
         for round in 0..20_000 {
             if self.relays.is_empty() {
                 self.clock.0.fetch_add(LEASE_MS + 1, Ordering::Relaxed);
                 self.take_over();
+                renew_at = 0;
             }
-            self.renew(0);
+            // No more often than a relay does: each renewal is an input, by which the machine could go on.
+            if renew_at <= self.now() {
+                self.renew(0);
+                renew_at = self.now() + LEASE_MS.unsigned_abs() / 5;
+            }
             while self.relays.first().is_some_and(|relay| !relay.todo.is_empty()) {
                 self.step(0, 0, 0);
             }
@@ -462,7 +468,10 @@ impl World {
             for at in (0..usize::try_from(backlog.shards[0].exceptions).unwrap()).filter(|_| again) {
                 self.ask(at, Wish::Retry);
             }
-            let to = self.relays.first().and_then(|relay| relay.machine.wake_at());
+            let to = self.relays.first().map(|relay| {
+                let at = relay.machine.wake_at();
+                at.unwrap_or_else(|| panic!("nothing wakes it: {:?}", relay.machine))
+            });
             let ms = to.map_or(1, |at| at.saturating_sub(self.now()).clamp(1, 1_000));
             self.clock
                 .0

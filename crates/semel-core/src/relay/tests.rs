@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use super::settle::HELD_BACK_MS;
 use super::simulation::now_or_never;
 use super::{Command, End, Input, Machine, PauseKind, Poison, RelayPolicy, ShardLease, StoreCall};
 use crate::claim::Nonce;
@@ -568,6 +569,68 @@ fn ask(bench: &mut Bench, row: i64, wish: Wish) {
     };
     now_or_never(bench.store.change(&request)).unwrap().unwrap();
     bench.wait(bench.policy.redrive_look_ms);
+}
+
+/// A sink that holds everything back, again and again, is not asked all the time.
+#[test]
+fn a_call_of_which_nothing_left_waits_a_moment() {
+    for order in [ONE_PER_KEY, PIPELINED] {
+        let mut bench = Bench::new(order, quiet(), &["a"]);
+        bench.fail(1, SinkErrorClass::HeldBack);
+        assert_eq!(bench.on_their_way(), [] as [i64; 0]);
+        let due = bench.machine.wake_at().unwrap();
+        bench.wait(due - bench.now());
+        assert_eq!(bench.on_their_way(), [1]);
+        bench.ok(1);
+        assert_eq!(bench.machine.cursor().open, None);
+    }
+    let mut bench = Bench::new(PIPELINED, quiet(), &["a", "b"]);
+    let held_back = || Err(SinkError::new(SinkErrorClass::HeldBack, "no"));
+    bench.answer(1, vec![Ok(()), held_back()]);
+    assert_eq!(bench.on_their_way(), [2], "something went through");
+    let mut bench = Bench::new(TRANSACTIONAL, quiet(), &["a"]);
+    bench.end_transaction(Some(0));
+    assert_eq!(bench.on_their_way(), [] as [i64; 0]);
+    let due = bench.machine.wake_at().unwrap();
+    bench.wait(due - bench.now());
+    assert_eq!(bench.on_their_way(), [1]);
+}
+
+/// Row 1 is to be sent again, row 2 waits for it, and the broker was away: nothing but row 1 can try whether it still is.
+#[test]
+fn what_is_sent_again_does_not_leave_its_turn_to_rows_that_wait_for_it() {
+    let mut policy = quiet();
+    policy.retry.attempts_max = 1;
+    policy.poison = Poison::ParkKey;
+    let mut bench = Bench::new(ONE_PER_KEY, policy, &["a"]);
+    bench.fail(1, SinkErrorClass::Message);
+    ask(&mut bench, 1, Wish::Retry);
+    bench.fail(1, SinkErrorClass::Away);
+    write(&bench.store, &["a"]);
+    bench.tell(Input::Hint);
+    assert_eq!((bench.machine.in_memory(), bench.on_their_way()), (1, vec![]));
+    let due = bench.machine.wake_at().unwrap();
+    bench.wait(due - bench.now());
+    assert_eq!(bench.on_their_way(), [1]);
+    bench.ok(1);
+    assert_eq!(bench.on_their_way(), [2]);
+}
+
+/// And held back it waits a moment, too.
+#[test]
+fn what_is_sent_again_and_held_back_waits_a_moment() {
+    let mut policy = quiet();
+    policy.retry.attempts_max = 1;
+    policy.poison = Poison::ParkKey;
+    let mut bench = Bench::new(PIPELINED, policy, &["a"]);
+    bench.fail(1, SinkErrorClass::Message);
+    ask(&mut bench, 1, Wish::Retry);
+    bench.fail(1, SinkErrorClass::HeldBack);
+    assert_eq!(bench.on_their_way(), [] as [i64; 0]);
+    bench.wait(HELD_BACK_MS - 1);
+    assert_eq!(bench.on_their_way(), [] as [i64; 0]);
+    bench.wait(1);
+    assert_eq!(bench.on_their_way(), [1]);
 }
 
 /// In a log it could be twice. And what is dropped before the log's place has passed it, the next owner would send.

@@ -14,6 +14,7 @@ use super::command::{Command, End, PauseKind};
 use super::cursor::{Cursor, OwnedShard};
 use super::log::{LogCopy, LogPlace, Onward, compare};
 use super::machine::Machine;
+use super::settle::HELD_BACK_MS;
 use super::window::{Entry, State};
 use crate::claim::Nonce;
 use crate::store::{CursorSave, SinkError, SinkErrorClass, SinkOrder, TransactionEnd};
@@ -434,9 +435,13 @@ impl Machine {
     }
 
     fn aborted(&mut self, now: u64, rows: &[i64], errors: Vec<SinkError>, dice: f64) {
+        let none_left = errors.iter().all(|error| error.class == SinkErrorClass::HeldBack);
         let mut errors = errors.into_iter();
         for row in rows {
             self.requeue(*row);
+            if none_left && let Some(entry) = self.window.get_mut(*row) {
+                entry.not_before = entry.not_before.max(now.saturating_add(HELD_BACK_MS));
+            }
             let Some(error) = errors.next() else { continue };
             if error.class == SinkErrorClass::Message {
                 self.counters.retries += 1;

@@ -199,8 +199,13 @@ impl Sink for KafkaSink {
         let producer = hand_over(&shared.config, &mut state, id, &page);
         drop(state);
         let limit = deadline.min(shared.config.message_timeout / 2);
-        let open = OpenPage { id, shared };
-        Box::pin(async move { open.wait(page, answer, producer, limit).await })
+        let open = OpenPage {
+            id,
+            shared,
+            page,
+            producer,
+        };
+        Box::pin(async move { open.wait(answer, limit).await })
     }
 
     async fn probe(&self) -> Result<(), SinkError> {
@@ -221,7 +226,7 @@ fn held_back(why: &str) -> SinkError {
 /// The living producer; a new one after the last was thrown away.
 fn current(config: &KafkaSinkConfig, state: &mut State) -> Result<Arc<Producer>, SinkError> {
     if let Some(producer) = &state.producer
-        && !producer.failed()
+        && producer.lives()
     {
         return Ok(Arc::clone(producer));
     }
@@ -279,17 +284,22 @@ fn hand_over_one(state: &mut State, id: u64, page: &Arc<Page>, producer: &Produc
     false
 }
 
-/// A page that its caller has not heard of yet. Dropping it counts as hearing.
+/// A page that its caller has not heard of yet. Dropping it counts as hearing, and gives up what is not settled of it: its
+/// caller may own the shard no more (rule O17).
 struct OpenPage {
     id: u64,
     shared: Arc<Shared>,
+    page: Arc<Page>,
+    /// What it was handed over to.
+    producer: Option<Arc<Producer>>,
 }
 
 impl OpenPage {
     /// Hands each row over when the one before it is delivered; the first one is on its way. A broker that does not know a
     /// producer yet takes its first record with any sequence number, so that nothing else keeps what stands behind a
     /// refused record from passing it.
-    async fn one_by_one(&self, page: &Arc<Page>, producer: &Producer) {
+    async fn one_by_one(&self, producer: &Producer) {
+        let page = &self.page;
         for index in 0..page.rows().len() {
             if index > 0 && !hand_over_one(&mut self.shared.lock(), self.id, page, producer, index) {
                 return;
@@ -301,30 +311,25 @@ impl OpenPage {
         }
     }
 
-    async fn wait(
-        self,
-        page: Arc<Page>,
-        answer: oneshot::Receiver<()>,
-        producer: Option<Arc<Producer>>,
-        limit: Duration,
-    ) -> Vec<Result<(), SinkError>> {
+    async fn wait(self, answer: oneshot::Receiver<()>, limit: Duration) -> Vec<Result<(), SinkError>> {
+        let (page, producer) = (&self.page, &self.producer);
         let settled = async {
             // Answered at once, it would come again at once, until the page that bars it is heard of.
             while producer.is_none() {
                 let heard = self.shared.heard.notified();
-                if !self.shared.lock().bars(self.id, &page) {
+                if !self.shared.lock().bars(self.id, page) {
                     break;
                 }
                 heard.await;
             }
             if let Some(producer) = producer.as_ref().filter(|producer| producer.single()) {
-                self.one_by_one(&page, producer).await;
+                self.one_by_one(producer).await;
             }
             // Gone without a word is as good as told: each row has its place for a result.
             let _ = answer.await;
         };
         if tokio::time::timeout(limit, settled).await.is_err()
-            && let Some(producer) = &producer
+            && let Some(producer) = producer
         {
             // Before the purge, whose own errors would say less.
             let late = || {
@@ -335,7 +340,7 @@ impl OpenPage {
             // Records that are still on their way may arrive; none handed over later may before these are settled.
             self.shared.lock().discard(producer);
         }
-        if let Some(producer) = &producer {
+        if let Some(producer) = producer {
             let mut state = self.shared.lock();
             if producer.failed() {
                 state.discard(producer);
@@ -354,7 +359,32 @@ impl Drop for OpenPage {
         let mut state = self.shared.lock();
         state.open.remove(&self.id);
         state.barred.remove(&self.id);
+        if let Some(producer) = &self.producer
+            && !self.page.is_settled()
+        {
+            // Left in its queue, the records would go out later, behind those of the shard's next owner.
+            state.discard(producer);
+        }
         drop(state);
         self.shared.heard.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_producer_whose_thread_has_ended_is_replaced() {
+        let sink = KafkaSink::new(KafkaSinkConfig::new("127.0.0.1:1")).unwrap();
+        let mut state = sink.shared.lock();
+        let first = current(&sink.shared.config, &mut state).unwrap();
+        assert!(state.is_current(&first));
+        first.end();
+        while first.lives() {
+            std::thread::yield_now();
+        }
+        let next = current(&sink.shared.config, &mut state).unwrap();
+        assert!(!Arc::ptr_eq(&first, &next) && next.lives());
     }
 }

@@ -82,6 +82,11 @@ impl Page {
         }
     }
 
+    /// Whether every row has its result.
+    pub(super) fn is_settled(&self) -> bool {
+        self.lock().left == 0
+    }
+
     /// One result per row.
     pub(super) fn take(&self) -> Vec<Result1> {
         let missing = || Err(SinkError::new(SinkErrorClass::Away, "no result"));

@@ -182,6 +182,17 @@ impl Producer {
         *self.flags.failed()
     }
 
+    /// Whether records may go through it: none has failed, and the thread that polls it goes on.
+    pub(super) fn lives(&self) -> bool {
+        !self.failed() && self.inner.strong_count() > 0
+    }
+
+    /// Its thread ends, as by a panic.
+    #[cfg(test)]
+    pub(super) fn end(&self) {
+        self.flags.stop.store(true, Ordering::Release);
+    }
+
     /// Whether each record is a batch of its own.
     pub(super) const fn single(&self) -> bool {
         self.single

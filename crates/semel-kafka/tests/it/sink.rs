@@ -357,6 +357,23 @@ async fn a_broker_that_is_away_costs_no_attempt_and_no_order() {
     assert_eq!(once, expected);
 }
 
+/// Rule O17: a relay that lost its lease drops its calls. What still lies in the queue must not go out behind the records of
+/// the next owner.
+#[tokio::test]
+async fn a_page_that_is_dropped_without_an_answer_sends_nothing_any_more() {
+    let topic = kafka().fresh_topic(1);
+    let mut config = KafkaSinkConfig::new(kafka().bootstrap());
+    config.linger = Duration::from_secs(2);
+    let sink = KafkaSink::new(config).unwrap();
+    sink.probe().await.unwrap();
+    drop(sink.publish_many(&[row(&topic, 1, "k", "1")], LIMIT));
+    let mut begun = sink.publish_many(&[row(&topic, 2, "k", "2")], LIMIT);
+    assert!(futures_util::poll!(&mut begun).is_pending());
+    drop(begun);
+    assert_eq!(publish(&sink, &[row(&topic, 3, "k", "3")]).await, [Ok(())]);
+    assert_eq!(values(&read_all(&kafka().bootstrap(), &topic)), ["3"]);
+}
+
 #[tokio::test]
 async fn no_broker_at_all_is_away() {
     let sink = sink("127.0.0.1:1");

@@ -11,4 +11,6 @@ mod log;
 mod mysql;
 mod postgres;
 mod relay;
+mod trouble;
+mod troubled;
 mod webhook;

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use semel_core::relay::{PauseKind, Poison};
 use semel_core::store::{ExceptionKind, SinkErrorClass, SinkOrder};
 use semel_core::{ErrorKind, OutboxStore};
-use semel_outbox::RelayConfig;
+use semel_outbox::{Clean, Delayed, RelayConfig};
 
 use crate::bed::{Receiver, To, Verdict, clean_at_once, config, event, sqlite, start, until, write};
 
@@ -299,7 +300,7 @@ async fn a_send_that_hangs_ends_at_its_deadline_and_the_lease_is_kept() {
     let receiver = Receiver::new(ONE_PER_KEY);
     receiver.rule(|_, before| if before < 2 { Verdict::Hang } else { Verdict::Take });
     let mut config = config();
-    config.lease = std::time::Duration::from_secs(5);
+    config.lease = Duration::from_secs(5);
     config.policy.send_timeout_ms = 3_000;
     write(&db, &[event("k", "1")]).await;
     let relay = start(db.clone(), Arc::new(To(receiver.clone())), config);
@@ -379,6 +380,33 @@ async fn a_configuration_that_cannot_work_is_an_error_at_once() {
         ..config()
     };
     assert_eq!(run(odd).await.unwrap_err().kind(), ErrorKind::LimitExceeded);
+    let clean = |change: fn(&mut Clean)| {
+        let mut clean = Clean::default();
+        change(&mut clean);
+        RelayConfig {
+            clean: Some(clean),
+            ..config()
+        }
+    };
+    let delayed = |change: fn(&mut Delayed)| {
+        let mut delayed = Delayed::default();
+        change(&mut delayed);
+        RelayConfig {
+            delayed: Some(delayed),
+            ..config()
+        }
+    };
+    let spinning = [
+        ("clean rows_max", clean(|it| it.rows_max = 0)),
+        ("clean every", clean(|it| it.every = Duration::from_micros(999))),
+        ("delayed rows_max", delayed(|it| it.rows_max = 0)),
+        ("delayed every", delayed(|it| it.every = Duration::ZERO)),
+        ("delayed every", delayed(|it| it.every = Duration::MAX)),
+    ];
+    for (name, config) in spinning {
+        let error = run(config).await.unwrap_err();
+        assert!(error.to_string().contains(name), "{error}");
+    }
 }
 
 /// Rule O12: relays that are told different numbers run side by side while writers write. Nothing is lost, each key keeps
