@@ -22,6 +22,9 @@ pub struct Config {
     pub key_connections_max: u32,
     /// How long to wait for a free connection. Default 10 s.
     pub acquire_timeout: Duration,
+    /// How long a statement for keys, cursors or sagas may go without an answer before its connection is given up, because nobody may
+    /// be at its other end any more. Longer than [`Config::lock_wait`]. What was asked counts as unknown then. Default 60 s.
+    pub answer_timeout: Duration,
     /// How long a claim, complete, extend or release of keys, and a write of sagas, waits for a row that another
     /// transaction holds. Default 5 s.
     pub lock_wait: Duration,
@@ -40,6 +43,7 @@ impl Config {
             connections_max: 8,
             key_connections_max: 4,
             acquire_timeout: Duration::from_secs(10),
+            answer_timeout: Duration::from_secs(60),
             lock_wait: Duration::from_secs(5),
             partition_lock_wait: Duration::from_millis(100),
         }

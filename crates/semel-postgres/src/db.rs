@@ -93,8 +93,12 @@ impl Postgres {
         };
         let listen = (pooler == Pooler::None).then(|| options.clone());
         Ok(Self {
-            gate: Gate::new(pool(config.connections_max, options), pooler, false),
-            own: Gate::new(pool(config.key_connections_max, by_index), pooler, true),
+            gate: Gate::new(pool(config.connections_max, options), pooler, None),
+            own: Gate::new(
+                pool(config.key_connections_max, by_index),
+                pooler,
+                Some(config.answer_timeout),
+            ),
             lock_wait: config.lock_wait,
             partition_lock_wait: config.partition_lock_wait,
             drops: Drops::default(),

@@ -6,11 +6,13 @@
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use sqlx::postgres::{PgArguments, PgPool, PgPoolOptions, PgQueryResult, PgRow, PgTypeInfo};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgArguments, PgConnection, PgPool, PgPoolOptions, PgQueryResult, PgRow, PgTypeInfo};
 use sqlx::query::{Query, QueryAs, QueryScalar};
 use sqlx::{
     Acquire as _, AssertSqlSafe, Connection as _, Either, Error, Execute, Executor, FromRow,
@@ -61,6 +63,8 @@ pub(crate) struct Gate {
     pool: PgPool,
     /// Begins each transaction, where there is no session to keep its settings.
     begin: Option<&'static str>,
+    /// How long a statement may go without an answer.
+    answer: Option<Duration>,
 }
 
 /// What a session's start-up message says otherwise.
@@ -73,19 +77,20 @@ const BEGIN_OWN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchro
     SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off; SET LOCAL search_path = pg_catalog, pg_temp";
 
 impl Gate {
-    pub(crate) fn new(pool: PgPool, pooler: Pooler, own: bool) -> Self {
+    /// For the user's statements, or with a time for their answer for Semel's own.
+    pub(crate) fn new(pool: PgPool, pooler: Pooler, answer: Option<Duration>) -> Self {
         let begin = match pooler {
             Pooler::None => None,
             Pooler::Transaction => {
                 UNNAMED.store(true, Ordering::Relaxed);
-                Some(if own { BEGIN_OWN } else { BEGIN })
+                Some(if answer.is_some() { BEGIN_OWN } else { BEGIN })
             }
         };
-        Self { pool, begin }
+        Self { pool, begin, answer }
     }
 
     /// A pool of these options: lazily, so that nothing fails here.
-    pub(crate) fn options(connections_max: u32, acquire_timeout: std::time::Duration) -> PgPoolOptions {
+    pub(crate) fn options(connections_max: u32, acquire_timeout: Duration) -> PgPoolOptions {
         PgPoolOptions::new()
             .max_connections(connections_max)
             .acquire_timeout(acquire_timeout)
@@ -139,27 +144,81 @@ impl Gate {
         query: Query<'q, Driver, PgArguments>,
         take: impl FnMut(&PgRow) -> ControlFlow<()> + Send,
     ) -> Result<(), Error> {
-        if !self.pooled() {
-            let mut connection = self.pool.acquire().await?;
-            if take_rows(&mut *connection, query, take).await?.is_break() {
-                connection.detach().close_hard().await?;
-            }
-            return Ok(());
+        let mut connection = self.pool.acquire().await?;
+        let taken = self
+            .in_time(take_on(&mut connection, self.begin, query, take))
+            .await;
+        match taken {
+            Some(Ok(ControlFlow::Continue(()))) => Ok(()),
+            Some(Ok(ControlFlow::Break(()))) => connection.detach().close_hard().await,
+            Some(Err(error)) => Err(error),
+            None => Err(self.given_up(connection)),
         }
-        let mut tx = self.begin().await?;
-        let _ = take_rows(&mut *tx, query, take).await?;
-        tx.commit().await
     }
 
-    async fn rows<'q, E: 'q + Execute<'q, Driver>>(
-        self,
-        query: E,
-    ) -> Result<Vec<Either<PgQueryResult, PgRow>>, Error> {
-        let mut tx = self.begin().await?;
-        let rows = tx.acquire().await?.fetch_many(query).try_collect().await?;
-        tx.commit().await?;
-        Ok(rows)
+    async fn rows<'q, E: 'q + Execute<'q, Driver>>(self, query: E) -> Result<Vec<Answer>, Error> {
+        let connection = self.pool.acquire().await?;
+        self.answers(connection, query).await
     }
+
+    /// What a statement answers on this connection.
+    pub(crate) async fn answers<'q, E: 'q + Execute<'q, Driver>>(
+        &self,
+        mut connection: PoolConnection<Driver>,
+        query: E,
+    ) -> Result<Vec<Answer>, Error> {
+        let answers = self.in_time(answers_on(&mut connection, self.begin, query)).await;
+        answers.unwrap_or_else(|| Err(self.given_up(connection)))
+    }
+
+    /// `None` when the time is over.
+    async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Option<T> {
+        match self.answer {
+            None => Some(answer.await),
+            Some(limit) => tokio::time::timeout(limit, answer).await.ok(),
+        }
+    }
+
+    /// Closes a connection that gave no answer: it may be that nobody is at its other end. Given back, it would keep its place
+    /// in the pool for as long as the operating system believes in it.
+    fn given_up(&self, connection: PoolConnection<Driver>) -> Error {
+        drop(connection.detach());
+        let ms = self.answer.unwrap_or_default().as_millis();
+        let text = format!("no answer within answer_timeout = {ms} ms");
+        Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text))
+    }
+}
+
+/// One part of what a statement answers.
+type Answer = Either<PgQueryResult, PgRow>;
+
+async fn answers_on<'q, E: 'q + Execute<'q, Driver>>(
+    connection: &mut PgConnection,
+    begin: Option<&'static str>,
+    query: E,
+) -> Result<Vec<Answer>, Error> {
+    let Some(begin) = begin else {
+        return connection.fetch_many(query).try_collect().await;
+    };
+    let mut tx = connection.begin_with(begin).await?;
+    let rows = tx.acquire().await?.fetch_many(query).try_collect().await?;
+    tx.commit().await?;
+    Ok(rows)
+}
+
+async fn take_on<'q>(
+    connection: &mut PgConnection,
+    begin: Option<&'static str>,
+    query: Query<'q, Driver, PgArguments>,
+    take: impl FnMut(&PgRow) -> ControlFlow<()> + Send,
+) -> Result<ControlFlow<()>, Error> {
+    let Some(begin) = begin else {
+        return take_rows(connection, query, take).await;
+    };
+    let mut tx = connection.begin_with(begin).await?;
+    let _ = take_rows(&mut *tx, query, take).await?;
+    tx.commit().await?;
+    Ok(ControlFlow::Continue(()))
 }
 
 async fn take_rows<'c, 'q: 'c>(
@@ -184,7 +243,7 @@ impl<'p> Executor<'p> for &'_ Gate {
         'p: 'e,
         E: 'q + Execute<'q, Driver>,
     {
-        if !self.pooled() {
+        if !self.pooled() && self.answer.is_none() {
             return self.pool.fetch_many(query);
         }
         let rows = self.clone().rows(query);
@@ -199,7 +258,7 @@ impl<'p> Executor<'p> for &'_ Gate {
         'p: 'e,
         E: 'q + Execute<'q, Driver>,
     {
-        if !self.pooled() {
+        if !self.pooled() && self.answer.is_none() {
             return self.pool.fetch_optional(query);
         }
         let rows = self.clone().rows(query);

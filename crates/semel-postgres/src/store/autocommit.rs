@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use semel_core::host::dice;
 use semel_core::{RetryPolicy, StoreError};
-use sqlx::Postgres as Driver;
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
+use sqlx::{Either, Postgres as Driver};
 
 use crate::db::Postgres;
 use crate::error::{autocommit_failed, classify, commit_failed};
@@ -53,9 +53,10 @@ impl Postgres {
     ) -> Result<Result<Vec<PgRow>, (sqlx::Error, Verdict)>, StoreError> {
         let refused = |error| classify(operation, error);
         if !self.own.pooled() {
-            let mut connection = self.own.pool().acquire().await.map_err(refused)?;
-            let done = statement.fetch_all(&mut *connection).await;
-            return Ok(done.map_err(|error| (error, autocommit_failed as Verdict)));
+            let connection = self.own.pool().acquire().await.map_err(refused)?;
+            let done = self.own.answers(connection, statement).await;
+            let rows = done.map(|answers| answers.into_iter().filter_map(Either::right).collect());
+            return Ok(rows.map_err(|error| (error, autocommit_failed as Verdict)));
         }
         let mut tx = self.own.begin().await.map_err(refused)?;
         let rows = match statement.fetch_all(&mut *tx).await {

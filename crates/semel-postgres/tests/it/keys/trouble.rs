@@ -14,22 +14,44 @@ use semel_testkit::proxy::Proxy;
 use super::once::until_someone_waits;
 use super::{Lent, request};
 
+/// No answer for longer than is waited for: what was asked is unknown, and the only connection there may be is not kept by it.
+#[tokio::test]
+async fn a_server_that_falls_silent_costs_a_connection_and_not_its_place() {
+    let (lent, direct) = Lent::take().await;
+    let mut config = Config::new(&lent.url);
+    config.key_connections_max = 1;
+    config.lock_wait = Duration::from_secs(60);
+    config.answer_timeout = Duration::from_millis(500);
+    let db = Postgres::connect(config).await.unwrap();
+    let claim = request();
+    let mut holder = direct.begin().await.unwrap();
+    let first = once(&mut holder, &claim.key, claim.fingerprint, OnceOptions::default());
+    assert!(matches!(first.await.unwrap(), Once::First(_)));
+    for _ in 0..2 {
+        let lost = db.claim(&claim).await.unwrap_err();
+        assert_eq!(lost.kind(), ErrorKind::ReplyLost, "{lost:?}");
+        let other = db.claim(&request()).await.unwrap();
+        assert!(matches!(other, ClaimReply::Granted { .. }), "{other:?}");
+    }
+    holder.rollback().await.unwrap();
+}
+
+fn port_of(url: &str) -> u16 {
+    let host = url.rsplit_once('/').unwrap().0;
+    host.rsplit_once(':').unwrap().1.parse().unwrap()
+}
+
+/// The same database through the proxy.
+fn behind(url: &str, proxy: &Proxy) -> String {
+    url.replace(&format!(":{}/", port_of(url)), &format!(":{}/", proxy.port()))
+}
+
 /// Rules K2 and K3 end to end: the reply is lost on the wire, the call is unknown, and repeating it is safe.
 #[tokio::test]
 async fn lost_replies_of_claim_and_complete_are_asked_for_again() {
     let (lent, direct) = Lent::take().await;
-    let url = &lent.url;
-    let port: u16 = url
-        .rsplit_once('/')
-        .unwrap()
-        .0
-        .rsplit_once(':')
-        .unwrap()
-        .1
-        .parse()
-        .unwrap();
-    let proxy = Proxy::to_port(port).await.unwrap();
-    let url = url.replace(&format!(":{port}/"), &format!(":{}/", proxy.port()));
+    let proxy = Proxy::to_port(port_of(&lent.url)).await.unwrap();
+    let url = behind(&lent.url, &proxy);
     let db = Postgres::connect(Config::new(url)).await.unwrap();
     let claim = request();
 
