@@ -442,20 +442,21 @@ impl World {
             self.commit(0);
         }
         self.poison.clear();
-        let mut renew_at = 0;
         for round in 0..20_000 {
             if self.relays.is_empty() {
                 self.clock.0.fetch_add(LEASE_MS + 1, Ordering::Relaxed);
                 self.take_over();
-                renew_at = 0;
             }
-            // No more often than a relay does: each renewal is an input, by which the machine could go on.
-            if renew_at <= self.now() {
-                self.renew(0);
-                renew_at = self.now() + LEASE_MS.unsigned_abs() / 5;
-            }
-            while self.relays.first().is_some_and(|relay| !relay.todo.is_empty()) {
-                self.step(0, 0, 0);
+            // Renewed no more often than by a relay: each renewal is an input, by which the machine could go on.
+            let renew_at = self.now() + LEASE_MS.unsigned_abs() * 4 / 5;
+            while let Some(relay) = self.relays.first() {
+                if !relay.todo.is_empty() {
+                    self.step(0, 0, 0);
+                } else if relay.machine.lease_until <= renew_at {
+                    self.renew(0);
+                } else {
+                    break;
+                }
             }
             let backlog = now_or_never(self.store.backlog()).unwrap();
             let again = !matches!(self.order, SinkOrder::Transactional { .. });
