@@ -362,6 +362,12 @@ impl HttpBody for Answer {
                 self.body.give_back();
                 Poll::Ready(None)
             }
+            // One that never runs out of bytes must end, too.
+            Poll::Ready(Some(Ok(_))) if matches!(self.patience, Patience::Until(end) if SystemClock.monotonic() >= end) =>
+            {
+                self.body.close();
+                Poll::Ready(Some(Err(too_slow("total_timeout_ms").into())))
+            }
             Poll::Ready(Some(Ok(frame))) => {
                 if matches!(self.patience, Patience::Idle(_)) {
                     self.sleep = None;

@@ -376,7 +376,8 @@ impl Client {
                         Some(Ok(answer)) if coded(answer.headers()) => {
                             return Err(SendError::Broken(UNKNOWN_CODING.into()));
                         }
-                        Some(Ok(answer)) => {
+                        Some(Ok(mut answer)) => {
+                            direct::one_length(answer.headers_mut());
                             return Ok(answer.map(|body| Arriving::hyper(body, Some((one, self.clone())))));
                         }
                         Some(Err(failed)) => failed,

@@ -38,7 +38,9 @@ impl Timer {
                     // The bell may have rung already, and the task been woken by it: then there is another one.
                     match set.sleep.as_mut().poll(cx) {
                         Poll::Pending => {
-                            set.wakes = Some(cx.waker().clone());
+                            // A task that has used up its turn is told so and set down nowhere; it is woken at once instead.
+                            let set_down = tokio::task::coop::has_budget_remaining();
+                            set.wakes = set_down.then(|| cx.waker().clone());
                             return false;
                         }
                         Poll::Ready(()) => self.0 = None,
@@ -64,6 +66,25 @@ mod tests {
     use semel_core::{Clock as _, SystemClock};
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_task_that_has_used_up_its_turn_is_woken_all_the_same() {
+        let began = SystemClock.monotonic();
+        let deadline = began + Duration::from_millis(30);
+        let mut timer = Timer::default();
+        let rung = poll_fn(|cx| {
+            if SystemClock.monotonic() < deadline {
+                while tokio::task::coop::has_budget_remaining() {
+                    let _ = std::pin::pin!(tokio::task::coop::consume_budget()).poll(cx);
+                }
+            }
+            if timer.over(SystemClock.monotonic(), deadline, cx) {
+                return Poll::Ready(());
+            }
+            Poll::Pending
+        });
+        tokio::time::timeout(Duration::from_secs(20), rung).await.unwrap();
+    }
 
     #[tokio::test]
     async fn who_asked_last_is_woken_and_who_asks_again_still_is() {

@@ -39,11 +39,12 @@ pub(super) fn write(out: &mut Vec<u8>, parts: &Parts, length: usize) {
     let mut put = |bytes: &[u8]| out.extend_from_slice(bytes);
     put(parts.method.as_str().as_bytes());
     put(b" ");
-    put(parts
-        .uri
-        .path_and_query()
-        .map_or("/", |target| target.as_str())
-        .as_bytes());
+    let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
+    if !target.starts_with(['/', '*']) {
+        // A query alone.
+        put(b"/");
+    }
+    put(target.as_bytes());
     put(b" HTTP/1.1\r\n");
     // Of one without a body only what its client said is told on.
     let mut counted = length > 0;
@@ -65,13 +66,15 @@ pub(super) fn write(out: &mut Vec<u8>, parts: &Parts, length: usize) {
 }
 
 /// Reads an answer's head off the bytes at hand, `None` while it is not whole. Informational ones before it are passed
-/// over. `bare` is of a request whose answer has no body, whatever it says: `HEAD`.
+/// over. `bare` is of a request whose answer has no body, whatever it says: `HEAD`. `seen` bytes have been looked at before.
 ///
 /// # Errors
 /// It is no answer, or not one whose end can be known.
-pub(super) fn read(bytes: &mut BytesMut, bare: bool) -> Result<Option<Head>, String> {
+pub(super) fn read(bytes: &mut BytesMut, bare: bool, seen: &mut usize) -> Result<Option<Head>, String> {
     loop {
-        if bytes.is_empty() {
+        // The first piece shows whether it is HTTP at all; then it is worth reading when its end is there.
+        let first = std::mem::replace(seen, bytes.len());
+        if bytes.is_empty() || (first > 0 && bytes.len() <= HEAD_MAX && !ends(bytes, first)) {
             return Ok(None);
         }
         let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
@@ -93,6 +96,7 @@ pub(super) fn read(bytes: &mut BytesMut, bare: bool) -> Result<Option<Head>, Str
         }
         if status.is_informational() {
             bytes.advance(length);
+            *seen = 0;
             continue;
         }
         let version = match parsed.version {
@@ -128,14 +132,43 @@ pub(super) fn read(bytes: &mut BytesMut, bare: bool) -> Result<Option<Head>, Str
             headers.append(name, value);
         }
         bytes.advance(length);
+        *seen = 0;
         let framing = framing(version, status, answer.headers(), bare)?;
-        let keeps = keeps(version, answer.headers()) && !matches!(framing, Framing::Close);
+        let clear = one_length(answer.headers_mut());
+        let keeps = clear && keeps(version, answer.headers()) && !matches!(framing, Framing::Close);
         return Ok(Some(Head {
             answer,
             framing,
             keeps,
         }));
     }
+}
+
+/// Whether an empty line ends behind the first so many bytes, or near their end.
+fn ends(bytes: &[u8], seen: usize) -> bool {
+    let fresh = bytes.get(seen.saturating_sub(3)..).unwrap_or_default();
+    fresh.windows(2).any(|two| two == b"\n\n") || fresh.windows(3).any(|three| three == b"\n\r\n")
+}
+
+/// Leaves an answer's length said once, or not at all where its coding says the end: whoever is told both may believe the
+/// wrong one (RFC 9112, 6.3). False where both were said.
+pub(in crate::gateway) fn one_length(headers: &mut HeaderMap) -> bool {
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        return headers.remove(header::CONTENT_LENGTH).is_none();
+    }
+    let mut values = headers.get_all(header::CONTENT_LENGTH).iter();
+    let first = values.next().map(|value| {
+        let word = value.as_bytes().split(|byte| *byte == b',').next();
+        (value.clone(), word.unwrap_or_default().trim_ascii().to_vec())
+    });
+    let several = values.next().is_some();
+    if let Some((value, word)) = first
+        && (several || value.as_bytes() != word)
+        && let Ok(word) = HeaderValue::from_bytes(&word)
+    {
+        headers.insert(header::CONTENT_LENGTH, word);
+    }
+    true
 }
 
 /// How the body's end is known. Codings but `chunked` alone are refused by who reads the answer.
@@ -199,7 +232,7 @@ mod tests {
     use super::*;
 
     fn head(text: &str) -> Result<Option<Head>, String> {
-        read(&mut BytesMut::from(text), false)
+        read(&mut BytesMut::from(text), false, &mut 0)
     }
 
     fn length(text: &str) -> Option<u64> {
@@ -231,6 +264,10 @@ mod tests {
                 format!("{first}content-length: 3\r\n\r\n")
             );
         }
+        let query = Request::builder().uri("http://h?b=c").body(()).unwrap();
+        let mut out = Vec::new();
+        write(&mut out, &query.into_parts().0, 0);
+        assert!(out.starts_with(b"GET /?b=c HTTP/1.1\r\n"), "{out:?}");
         assert!(written(Method::GET, Some("0"), 0).ends_with("content-length: 0\r\n\r\n"));
     }
 
@@ -239,12 +276,12 @@ mod tests {
         let text = "HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 201 Made\r\nSet-Cookie: a\r\nX-Empty:\r\n\
                     set-cookie: b\r\nContent-Length: 2, 2\r\n\r\nok";
         for piece in 1..text.len() {
-            let mut bytes = BytesMut::new();
+            let (mut bytes, mut seen) = (BytesMut::new(), 0);
             let mut found = None;
             for piece in text.as_bytes().chunks(piece) {
                 bytes.extend_from_slice(piece);
                 if found.is_none() {
-                    found = read(&mut bytes, false).unwrap();
+                    found = read(&mut bytes, false, &mut seen).unwrap();
                 }
             }
             let Head {
@@ -287,6 +324,7 @@ mod tests {
         let bare = read(
             &mut BytesMut::from("HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\n"),
             true,
+            &mut 0,
         );
         assert!(matches!(bare.unwrap().unwrap().framing, Framing::Length(0)));
         for wrong in [
@@ -308,6 +346,27 @@ mod tests {
         assert!(head(&long).is_err(), "no head goes on for ever");
         let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "x: y\r\n".repeat(FIELDS_MAX + 1));
         assert!(head(&many).is_err());
+    }
+
+    /// Both at once is how an answer is made to end at one place here and at another one behind: what is left could pass for
+    /// the client's next answer.
+    #[test]
+    fn an_answer_says_its_length_once_and_not_beside_a_coding() {
+        let both = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n";
+        let read = head(both).unwrap().unwrap();
+        assert!(matches!(read.framing, Framing::Chunked(_)) && !read.keeps);
+        assert_eq!(read.answer.headers().get("content-length"), None);
+        for said in [
+            "content-length: 2, 2",
+            "content-length: 2\r\ncontent-length: 2",
+            "content-length: 2",
+        ] {
+            let read = head(&format!("HTTP/1.1 200 OK\r\n{said}\r\n\r\n"))
+                .unwrap()
+                .unwrap();
+            let lengths: Vec<_> = read.answer.headers().get_all("content-length").iter().collect();
+            assert!(lengths == ["2"] && read.keeps, "{lengths:?}");
+        }
     }
 
     #[test]

@@ -27,6 +27,7 @@ use tokio_util::io::poll_read_buf;
 use super::timer::Timer;
 use chunks::Step;
 use head::Framing;
+pub(super) use head::one_length;
 pub(super) use wire::Wire;
 
 /// Bodies up to so many bytes are written with their head, in one piece.
@@ -53,6 +54,8 @@ pub(super) struct Direct {
     stuck: Option<io::Error>,
     /// What was read and not taken.
     read: BytesMut,
+    /// How much of it has been looked at for the end of a head.
+    seen: usize,
     /// The answer has no body, whatever it says.
     bare: bool,
     /// For the time of its requests.
@@ -70,6 +73,7 @@ impl Direct {
             flushed: true,
             stuck: None,
             read: BytesMut::new(),
+            seen: 0,
             bare: false,
             timer: Timer::default(),
         }
@@ -80,8 +84,10 @@ impl Direct {
         let mut byte = [0];
         let mut byte = ReadBuf::new(&mut byte);
         let mut nobody = Context::from_waker(Waker::noop());
-        Pin::new(&mut self.io)
-            .poll_read(&mut nobody, &mut byte)
+        // Not on the task's budget: when that is used up, a dead one is pending, too.
+        let asked = std::future::poll_fn(|cx| Pin::new(&mut self.io).poll_read(cx, &mut byte));
+        std::pin::pin!(tokio::task::coop::unconstrained(asked))
+            .poll(&mut nobody)
             .is_pending()
     }
 
@@ -102,6 +108,7 @@ impl Direct {
         }
         self.written = 0;
         self.flushed = false;
+        self.seen = 0;
         self.bare = parts.method == Method::HEAD;
     }
 
@@ -109,7 +116,7 @@ impl Direct {
     pub(super) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<(Response<()>, Ending), String>> {
         self.write_on(cx);
         loop {
-            if let Some(head) = head::read(&mut self.read, self.bare)? {
+            if let Some(head) = head::read(&mut self.read, self.bare, &mut self.seen)? {
                 let ending = Ending {
                     framing: head.framing,
                     keeps: head.keeps,
@@ -303,5 +310,36 @@ impl Arriving {
         // What comes after an error is not the end of a whole body.
         self.ending.keeps = false;
         Poll::Ready(Some(Err(error)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// Whoever asks many connections in one turn asks the last of them with nothing left of it.
+    #[tokio::test]
+    async fn a_closed_connection_is_seen_by_a_task_that_has_used_up_its_turn() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        let mut open = Direct::new(Wire::Plain(stream));
+        assert!(open.is_alive());
+        drop(accepted);
+        let Wire::Plain(stream) = open.into_wire() else {
+            panic!("it is plain")
+        };
+        stream.readable().await.unwrap();
+        let mut closed = Direct::new(Wire::Plain(stream));
+        std::future::poll_fn(|cx| {
+            while tokio::task::coop::has_budget_remaining() {
+                let _ = std::pin::pin!(tokio::task::coop::consume_budget()).poll(cx);
+            }
+            assert!(!closed.is_alive());
+            Poll::Ready(())
+        })
+        .await;
     }
 }
