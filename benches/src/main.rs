@@ -88,7 +88,23 @@ enum Bench {
     },
     /// RabbitMQ and NATS beside bare publishers (a part of `relay`).
     #[cfg(feature = "brokers")]
-    Brokers,
+    Brokers {
+        /// Only the contenders whose name, behind the title of the table, holds one of these texts (`one|other`): for a profiler.
+        #[arg(long)]
+        only: Option<String>,
+    },
+    /// From PostgreSQL to a Redis stream (a part of `relay`).
+    RelayRedis {
+        /// Only the contenders whose name holds this text: for a profiler.
+        #[arg(long)]
+        only: Option<String>,
+    },
+    /// From SQLite to a webhook (a part of `relay`).
+    RelayWebhook {
+        /// Only the contenders whose name holds this text: for a profiler.
+        #[arg(long)]
+        only: Option<String>,
+    },
     /// Everything.
     All,
     /// Serves an HTTP API behind the layer, to be tested and measured from outside.
@@ -157,8 +173,14 @@ async fn main() {
         relay::kafka(plan, only.as_deref()).await;
     }
     #[cfg(feature = "brokers")]
-    if matches!(cli.bench, Bench::Brokers) {
-        relay::brokers(plan).await;
+    if let Bench::Brokers { only } = &cli.bench {
+        relay::brokers(plan, only.as_deref()).await;
+    }
+    if let Bench::RelayRedis { only } = &cli.bench {
+        relay::redis(plan, only.as_deref()).await;
+    }
+    if let Bench::RelayWebhook { only } = &cli.bench {
+        relay::webhook(plan, only.as_deref()).await;
     }
     if all || matches!(cli.bench, Bench::Relay) {
         relay::run(plan).await;

@@ -22,6 +22,7 @@ use async_trait::async_trait;
 use axum::Router;
 use axum::routing::post;
 use bytes::Bytes;
+use futures_util::stream::{StreamExt as _, iter};
 use http::{Request, StatusCode};
 use semel_client::{HttpClient, Limits};
 use semel_core::host::uuid_v7;
@@ -30,7 +31,7 @@ use semel_core::relay::{LogPlace, ShardId};
 use semel_core::store::{
     LogSink, OutboxRow, SinkError, SinkFuture, SinkOrder, TransactionEnd, TransactionFuture,
 };
-use semel_core::{Event, OutboxStore, Sink, SystemClock};
+use semel_core::{Clock as _, Event, OutboxStore, Sink, SystemClock};
 use semel_outbox::{Relay, RelayConfig};
 use semel_sqlite::Sqlite;
 use semel_webhook::{WebhookConfig, WebhookSink};
@@ -45,18 +46,20 @@ use crate::harness::{Sample, Table};
 const KEYS: u32 = 1_000;
 /// Requests at once, by the relay and by the bare client.
 const IN_FLIGHT: usize = 64;
+/// Calls to a sink at once, as a relay makes them.
+const CALLS: usize = 4;
 
 pub(crate) async fn run(plan: Plan) {
     enqueue::enqueue(plan).await;
-    sqlite_to_webhook(plan).await;
-    redis::postgresql_to_redis(plan).await;
+    webhook(plan, None).await;
+    redis(plan, None).await;
     mysql::mariadb_to_nowhere(plan).await;
     #[cfg(feature = "kafka")]
     kafka(plan, None).await;
     #[cfg(not(feature = "kafka"))]
     println!("\nPostgreSQL to Kafka: build with --features kafka");
     #[cfg(feature = "brokers")]
-    brokers::run(plan).await;
+    brokers::run(plan, None).await;
     #[cfg(not(feature = "brokers"))]
     println!("\nSQLite to RabbitMQ and NATS: build with --features brokers");
 }
@@ -74,8 +77,62 @@ pub(crate) async fn kafka(plan: Plan, only: Option<&str>) {
 
 /// RabbitMQ and NATS alone (a part of `relay`).
 #[cfg(feature = "brokers")]
-pub(crate) async fn brokers(plan: Plan) {
-    brokers::run(plan).await;
+pub(crate) async fn brokers(plan: Plan, only: Option<&str>) {
+    brokers::run(plan, only).await;
+}
+
+/// From PostgreSQL to Redis alone (a part of `relay`).
+pub(crate) async fn redis(plan: Plan, only: Option<&str>) {
+    redis::postgresql_to_redis(plan, only).await;
+}
+
+/// From SQLite to a webhook alone (a part of `relay`).
+pub(crate) async fn webhook(plan: Plan, only: Option<&str>) {
+    sqlite_to_webhook(plan, only).await;
+}
+
+/// A sample of a run that began then.
+fn sample(rows: u32, begun: Instant) -> Sample {
+    Sample {
+        done: u64::from(rows),
+        elapsed: begun.elapsed(),
+        latencies: Vec::new(),
+    }
+}
+
+/// Rows in memory, each with a place of its own.
+fn rows_of(events: Vec<Event>) -> Vec<Arc<OutboxRow>> {
+    let now = SystemClock.now();
+    (1..)
+        .zip(events)
+        .map(|(row, event)| {
+            Arc::new(OutboxRow {
+                row,
+                created_at: now,
+                batch_no: 1,
+                event,
+            })
+        })
+        .collect()
+}
+
+/// Calls to a sink as a relay makes them: so many rows each, up to four at once, none of them with a key of another.
+async fn sink_alone(sink: &dyn Sink, events: Vec<Event>, call: usize) -> Sample {
+    let count = events.len() as u32;
+    let rows = rows_of(events);
+    sink.probe().await.unwrap();
+    // Keys come in turn, so that neighbours have none in common.
+    let at_once = (KEYS as usize / call).clamp(1, CALLS);
+    let begun = Instant::now();
+    iter(rows.chunks(call))
+        .map(|rows| sink.publish_many(rows, Duration::from_secs(30)))
+        .buffered(at_once)
+        .for_each(|results| {
+            assert!(results.iter().all(Result::is_ok));
+            std::future::ready(())
+        })
+        .await;
+    sample(count, begun)
 }
 
 /// That many events of some hundred bytes.
@@ -211,7 +268,7 @@ async fn relay(store: Arc<dyn OutboxStore>, sink: impl Sink, rows: u32, config: 
     }
 }
 
-async fn sqlite_to_webhook(plan: Plan) {
+async fn sqlite_to_webhook(plan: Plan, only: Option<&str>) {
     // An answer a row makes this slower than Kafka by an order; fewer rows take as long.
     let rows = plan.rows.div_ceil(5);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -223,9 +280,13 @@ async fn sqlite_to_webhook(plan: Plan) {
         "rows",
     )
     .contender("limit: the same bodies posted by a bare client", || {
-        bare_posts(&url, rows)
+        bare_posts(&url, rows, false)
+    })
+    .contender("bare client, all attributes of an event", || {
+        bare_posts(&url, rows, true)
     })
     .contender("relay", || sqlite_relay(&url, rows))
+    .only(only)
     .measure(plan.rounds)
     .await;
     server.abort();
@@ -253,25 +314,52 @@ async fn sqlite_relay(url: &str, rows: u32) -> Sample {
     .await
 }
 
-async fn bare_posts(url: &str, rows: u32) -> Sample {
+/// Names and values of the headers that the sink sends beside the id, where an event has a key.
+fn attributes(row: &OutboxRow) -> [(&'static str, String); 9] {
+    let event = &row.event;
+    [
+        ("ce-specversion", "1.0".to_owned()),
+        ("ce-id", event.id.to_string()),
+        ("ce-source", event.source.clone()),
+        ("ce-type", event.kind.clone()),
+        ("ce-time", row.created_at.rfc3339()),
+        (
+            "ce-partitionkey",
+            String::from_utf8_lossy(event.key.as_deref().unwrap_or_default()).into_owned(),
+        ),
+        ("ce-sequence", row.sequence().unwrap_or_default()),
+        ("semel-topic", event.topic.clone()),
+        ("content-type", event.content_type.clone().unwrap_or_default()),
+    ]
+}
+
+async fn bare_posts(url: &str, rows: u32, whole: bool) -> Sample {
     let client = HttpClient::new(Limits {
         idle_per_host_max: IN_FLIGHT,
         ..Limits::default()
     });
-    let events = Arc::new(events(rows, "orders"));
+    let rows = Arc::new(rows_of(events(rows, "orders")));
     let next = Arc::new(AtomicUsize::new(0));
     let begun = Instant::now();
     let tasks: Vec<_> = (0..IN_FLIGHT)
         .map(|_| {
-            let (client, events, next) = (client.clone(), Arc::clone(&events), Arc::clone(&next));
+            let (client, rows, next) = (client.clone(), Arc::clone(&rows), Arc::clone(&next));
             let url = url.to_owned();
             tokio::spawn(async move {
-                while let Some(event) = events.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let request = Request::post(&url)
-                        .header("content-type", "application/json")
-                        .header("idempotency-key", event.id.to_string())
-                        .body(event.data.clone().unwrap_or_default())
-                        .unwrap();
+                while let Some(row) = rows.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let event = &row.event;
+                    let mut request = Request::post(&url).header("idempotency-key", event.id.to_string());
+                    if whole {
+                        request = request
+                            .header("webhook-id", event.id.to_string())
+                            .header("webhook-timestamp", "1796083200");
+                        for (name, value) in attributes(row) {
+                            request = request.header(name, value);
+                        }
+                    } else {
+                        request = request.header("content-type", "application/json");
+                    }
+                    let request = request.body(event.data.clone().unwrap_or_default()).unwrap();
                     let answer = client.send(request, Duration::from_secs(30)).await.unwrap();
                     assert_eq!(answer.status(), StatusCode::NO_CONTENT);
                 }
@@ -281,9 +369,5 @@ async fn bare_posts(url: &str, rows: u32) -> Sample {
     for task in tasks {
         task.await.unwrap();
     }
-    Sample {
-        done: u64::from(rows),
-        elapsed: begun.elapsed(),
-        latencies: Vec::new(),
-    }
+    sample(rows.len() as u32, begun)
 }

@@ -3,45 +3,51 @@
 use std::collections::VecDeque;
 use std::future::IntoFuture as _;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use async_nats::jetstream::{self, stream};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
-use lapin::types::FieldTable;
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
+use semel_core::Sink;
 use semel_core::limits::BATCH_ITEMS_MAX;
-use semel_core::store::OutboxRow;
-use semel_core::{Sink, Timestamp};
 use semel_nats::{NatsConfig, NatsSink};
 use semel_outbox::RelayConfig;
 use semel_rabbitmq::{RabbitmqConfig, RabbitmqSink};
 use semel_sqlite::Sqlite;
 use semel_testkit::servers::{nats, rabbitmq};
 
-use super::{events, relay};
+use super::{Everything, attributes, events, relay, rows_of, sample, sink_alone};
 use crate::Plan;
 use crate::harness::{Sample, Table};
 
 /// Messages on their way, by the sink and by the bare publisher.
 const IN_FLIGHT: usize = 2_000;
 
-pub(super) async fn run(plan: Plan) {
+/// Rows of one call, as a relay makes them.
+const CALL: usize = 500;
+
+pub(super) async fn run(plan: Plan, only: Option<&str>) {
     let rows = plan.rows.div_ceil(2);
     Table::new(
         "SQLite to RabbitMQ, a durable queue, confirms and mandatory",
         "rows",
     )
     .contender("limit: the same bodies published by a bare client", || {
-        bare_rabbitmq(rows)
+        bare_rabbitmq(rows, false)
+    })
+    .contender("bare client, all attributes of an event", || {
+        bare_rabbitmq(rows, true)
     })
     .contender("the sink alone, from memory", || async move {
         let queue = queue().await;
-        sink_alone(&rabbitmq_sink(), &queue, rows).await
+        sink_alone(&rabbitmq_sink(), events(rows, &queue), CALL).await
     })
     .contender("relay", || async move {
         let queue = queue().await;
         from_sqlite(rabbitmq_sink(), &queue, rows).await
     })
+    .only(only)
     .measure(plan.rounds)
     .await;
     Table::new(
@@ -49,50 +55,25 @@ pub(super) async fn run(plan: Plan) {
         "rows",
     )
     .contender("limit: the same bodies published by a bare client", || {
-        bare_nats(rows)
+        bare_nats(rows, false)
+    })
+    .contender("bare client, all attributes of an event", || {
+        bare_nats(rows, true)
     })
     .contender("the sink alone, from memory", || async move {
         let subject = subject().await;
-        sink_alone(&nats_sink(), &subject, rows).await
+        sink_alone(&nats_sink(), events(rows, &subject), CALL).await
     })
     .contender("relay", || async move {
         let subject = subject().await;
         from_sqlite(nats_sink(), &subject, rows).await
     })
+    .contender("relay into a sink that takes everything at once", || {
+        from_sqlite(Everything, "orders", rows)
+    })
+    .only(only)
     .measure(plan.rounds)
     .await;
-}
-
-fn sample(rows: u32, begun: Instant) -> Sample {
-    Sample {
-        done: u64::from(rows),
-        elapsed: begun.elapsed(),
-        latencies: Vec::new(),
-    }
-}
-
-/// Page after page, as a relay hands them over.
-async fn sink_alone(sink: &dyn Sink, topic: &str, rows: u32) -> Sample {
-    let rows_in_memory: Vec<_> = (0..)
-        .zip(events(rows, topic))
-        .map(|(row, event)| {
-            let created_at = Timestamp(0);
-            Arc::new(OutboxRow {
-                row,
-                created_at,
-                batch_no: 0,
-                event,
-            })
-        })
-        .collect();
-    sink.probe().await.unwrap();
-    let begun = Instant::now();
-    for page in rows_in_memory.chunks(IN_FLIGHT) {
-        for result in sink.publish_many(page, Duration::from_secs(60)).await {
-            result.unwrap();
-        }
-    }
-    sample(rows, begun)
 }
 
 async fn from_sqlite(sink: impl Sink, topic: &str, rows: u32) -> Sample {
@@ -132,27 +113,38 @@ async fn queue() -> String {
     name
 }
 
-async fn bare_rabbitmq(rows: u32) -> Sample {
+async fn bare_rabbitmq(rows: u32, whole: bool) -> Sample {
     let queue = queue().await;
     let (_connection, channel) = channel().await;
     channel
         .confirm_select(ConfirmSelectOptions::default())
         .await
         .unwrap();
-    let events = events(rows, &queue);
+    let all = rows_of(events(rows, &queue));
     let options = BasicPublishOptions {
         mandatory: true,
         ..BasicPublishOptions::default()
     };
     let begun = Instant::now();
     let mut on_their_way = VecDeque::new();
-    for event in &events {
+    for row in &all {
         if on_their_way.len() == IN_FLIGHT {
             confirmed(on_their_way.pop_front()).await;
         }
-        let properties = BasicProperties::default()
+        let event = &row.event;
+        let mut properties = BasicProperties::default()
             .with_delivery_mode(2)
             .with_message_id(event.id.to_string().into());
+        if whole {
+            let mut headers = FieldTable::default();
+            for (name, value) in attributes(row) {
+                headers.insert(name.into(), AMQPValue::LongString(value.into()));
+            }
+            properties = properties
+                .with_type(event.kind.as_str().into())
+                .with_timestamp(1_796_083_200)
+                .with_headers(headers);
+        }
         let data = event.data.as_deref().unwrap_or_default();
         let sent = channel.basic_publish("".into(), queue.as_str().into(), options, data, properties);
         on_their_way.push_back(sent.await.unwrap());
@@ -185,13 +177,14 @@ async fn subject() -> String {
     name
 }
 
-async fn bare_nats(rows: u32) -> Sample {
+async fn bare_nats(rows: u32, whole: bool) -> Sample {
     let subject = subject().await;
     let context = jetstream::new(async_nats::connect(nats().url()).await.unwrap());
-    let events = events(rows, &subject);
+    let all = rows_of(events(rows, &subject));
     let begun = Instant::now();
     let mut on_their_way = VecDeque::new();
-    for event in &events {
+    for row in &all {
+        let event = &row.event;
         if on_their_way.len() == IN_FLIGHT
             && let Some(oldest) = on_their_way.pop_front()
         {
@@ -201,6 +194,11 @@ async fn bare_nats(rows: u32) -> Sample {
         }
         let mut headers = async_nats::HeaderMap::new();
         headers.insert("Nats-Msg-Id", event.id.to_string());
+        if whole {
+            for (name, value) in attributes(row) {
+                headers.insert(name, value);
+            }
+        }
         let data = event.data.clone().unwrap_or_default();
         let sent = context.publish_with_headers(subject.clone(), headers, data);
         on_their_way.push_back(sent.await.unwrap());

@@ -1,46 +1,44 @@
 //! PostgreSQL to Redis Streams.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::stream::{StreamExt as _, iter};
 use redis::aio::ConnectionLike as _;
 use semel_core::limits::BATCH_ITEMS_MAX;
-use semel_core::store::OutboxRow;
-use semel_core::{Clock as _, Event, Sink as _, SystemClock};
+use semel_core::{Clock as _, SystemClock};
 use semel_postgres::Postgres;
 use semel_redis::{RedisSink, RedisSinkConfig};
 use semel_testkit::servers::{RedisServer, postgres};
 
-use super::{events, relay};
+use super::{events, relay, rows_of, sample, sink_alone};
 use crate::Plan;
 use crate::harness::{Sample, Table};
 
 /// Commands of one pipeline, and pipelines on their way, of the bare publisher.
 const PIPELINE: usize = 256;
 const AHEAD: usize = 4;
-/// Rows of one call, as a relay's window has them.
-const CALL: usize = 1_000;
+/// Rows of one call, as a relay makes them.
+const CALL: usize = 250;
 
-pub(super) async fn postgresql_to_redis(plan: Plan) {
+pub(super) async fn postgresql_to_redis(plan: Plan, only: Option<&str>) {
     let server = RedisServer::start(&[]);
     let title = "PostgreSQL to a Redis stream, each answer awaited, no append-only file";
     Table::new(title, "rows")
         .contender("limit: the same entries in pipelines, from memory", || {
-            bare(&server, plan.rows)
+            bare(&server, plan.rows, false)
         })
-        .contender("the sink alone, from memory", || sink_alone(&server, plan.rows))
+        .contender("in pipelines, with the sequence", || {
+            bare(&server, plan.rows, true)
+        })
+        .contender("the sink alone, from memory", || async {
+            let sink = RedisSink::new(RedisSinkConfig::new(emptied(&server))).unwrap();
+            sink_alone(&sink, events(plan.rows, "orders"), CALL).await
+        })
         .contender("relay", || relay_rows(&server, plan.rows))
+        .only(only)
         .measure(plan.rounds)
         .await;
-}
-
-fn sample(rows: u32, begun: Instant) -> Sample {
-    Sample {
-        done: u64::from(rows),
-        elapsed: begun.elapsed(),
-        latencies: Vec::new(),
-    }
 }
 
 fn emptied(server: &RedisServer) -> String {
@@ -62,37 +60,19 @@ async fn relay_rows(server: &RedisServer, rows: u32) -> Sample {
     relay(Arc::new(store), sink, rows, semel_outbox::RelayConfig::default()).await
 }
 
-async fn sink_alone(server: &RedisServer, rows: u32) -> Sample {
-    let sink = RedisSink::new(RedisSinkConfig::new(emptied(server))).unwrap();
-    let row = |(number, event): (usize, Event)| {
-        Arc::new(OutboxRow {
-            row: i64::try_from(number).unwrap(),
-            created_at: SystemClock.now(),
-            batch_no: 0,
-            event,
-        })
-    };
-    let all: Vec<_> = events(rows, "orders").into_iter().enumerate().map(row).collect();
-    let begun = Instant::now();
-    for rows in all.chunks(CALL) {
-        let results = sink.publish_many(rows, Duration::from_secs(30)).await;
-        assert!(results.iter().all(Result::is_ok));
-    }
-    sample(rows, begun)
-}
-
 /// The fields of the sink's entries, in pipelines without transactions.
-async fn bare(server: &RedisServer, rows: u32) -> Sample {
+async fn bare(server: &RedisServer, rows: u32, whole: bool) -> Sample {
     let client = redis::Client::open(emptied(server)).unwrap();
     let connection = client.get_multiplexed_async_connection().await.unwrap();
-    let events = events(rows, "orders");
+    let all = rows_of(events(rows, "orders"));
     let time = SystemClock.now().rfc3339();
     let begun = Instant::now();
-    iter(events.chunks(PIPELINE))
-        .map(|events| {
-            let mut pipeline = redis::Pipeline::with_capacity(events.len());
-            for event in events {
-                pipeline
+    iter(all.chunks(PIPELINE))
+        .map(|rows| {
+            let mut pipeline = redis::Pipeline::with_capacity(rows.len());
+            for row in rows {
+                let event = &row.event;
+                let command = pipeline
                     .cmd("XADD")
                     .arg(&event.topic)
                     .arg("*")
@@ -114,6 +94,9 @@ async fn bare(server: &RedisServer, rows: u32) -> Sample {
                     .arg(event.content_type.as_deref().unwrap_or_default())
                     .arg("data")
                     .arg(event.data.as_deref().unwrap_or_default());
+                if whole {
+                    command.arg("ce_sequence").arg(row.sequence());
+                }
             }
             let mut connection = connection.clone();
             async move {

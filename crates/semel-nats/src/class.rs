@@ -1,10 +1,12 @@
 //! What an error of NATS means, in one place.
 
-use async_nats::jetstream::ErrorCode;
-use async_nats::jetstream::context::{PublishError, PublishErrorKind};
-use async_nats::{ConnectError, ConnectErrorKind};
+use async_nats::client::{PublishError, PublishErrorKind};
+use async_nats::jetstream::{self, ErrorCode};
+use async_nats::{ConnectError, ConnectErrorKind, Message, StatusCode};
 use semel_core::error::chain;
 use semel_core::store::{SinkError, SinkErrorClass};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 /// The class of an error that JetStream answers with. What is not known to be the row's or the destination's own fault is
 /// the server's: a relay then waits and loses nothing.
@@ -22,22 +24,51 @@ fn of_code(code: ErrorCode) -> SinkErrorClass {
     }
 }
 
-/// A row was not acknowledged.
-pub(crate) fn published(error: &PublishError, subject: &str) -> SinkError {
-    let code = std::error::Error::source(error)
-        .and_then(|source| source.downcast_ref::<async_nats::jetstream::Error>())
-        .map(async_nats::jetstream::Error::error_code);
+/// What JetStream answers to a message.
+#[derive(Deserialize)]
+struct Answer {
+    error: Option<jetstream::Error>,
+    stream: Option<IgnoredAny>,
+    #[serde(rename = "seq")]
+    sequence: Option<u64>,
+}
+
+/// What the answer to a message says. A duplicate is one that the stream has already: the acknowledgement of an earlier attempt
+/// was lost.
+pub(crate) fn answer(message: &Message, subject: impl FnOnce() -> String) -> Result<(), SinkError> {
+    if message.status == Some(StatusCode::NO_RESPONDERS) {
+        let subject = subject();
+        let text = format!("no stream takes the subject {subject}: create one, or mend the sink's subject");
+        return Err(SinkError::new(SinkErrorClass::Destination, text));
+    }
+    let unreadable = |why: &str| {
+        SinkError::new(
+            SinkErrorClass::Away,
+            format!("the answer is no acknowledgement: {why}"),
+        )
+    };
+    match serde_json::from_slice(&message.payload) {
+        Ok(Answer {
+            error: Some(error), ..
+        }) => Err(SinkError::new(of_code(error.error_code()), chain(&error))),
+        Ok(Answer {
+            stream: Some(_),
+            sequence: Some(_),
+            ..
+        }) => Ok(()),
+        Ok(_) => Err(unreadable("it names no stream and sequence")),
+        Err(error) => Err(unreadable(&error.to_string())),
+    }
+}
+
+/// A message did not leave.
+pub(crate) fn not_sent(error: &PublishError) -> SinkError {
     match error.kind() {
-        PublishErrorKind::StreamNotFound => {
-            let text =
-                format!("no stream takes the subject {subject}: create one, or mend the sink's subject");
-            SinkError::new(SinkErrorClass::Destination, text)
-        }
         PublishErrorKind::MaxPayloadExceeded => {
             let text = format!("{}: lower message_bytes_max or raise max_payload", chain(error));
             SinkError::new(SinkErrorClass::Message, text)
         }
-        _ => SinkError::new(code.map_or(SinkErrorClass::Away, of_code), chain(error)),
+        _ => SinkError::new(SinkErrorClass::Away, chain(error)),
     }
 }
 
@@ -124,16 +155,47 @@ mod tests {
         let off = br#"{"type":"x","error":{"code":503,"err_code":10039,"description":"not enabled"}}"#;
         assert_eq!(info(off).unwrap_err().class, Destination);
         assert!(info(br#"{"type":"x","memory":0}"#).is_ok());
-        let error = published(&PublishError::new(PublishErrorKind::StreamNotFound), "a.b");
-        assert_eq!(error.class, Destination);
-        assert!(error.message.contains("a.b"), "{error}");
+    }
+
+    fn answered(payload: &str, status: Option<StatusCode>) -> Option<SinkErrorClass> {
+        let message = Message {
+            subject: "_INBOX.x.1".into(),
+            reply: None,
+            payload: payload.to_owned().into(),
+            headers: None,
+            status,
+            description: None,
+            length: 0,
+        };
+        let result = answer(&message, || "a.b".to_owned());
+        result.err().map(|error| {
+            assert!(status.is_none() || error.message.contains("a.b"), "{error}");
+            error.class
+        })
+    }
+
+    #[test]
+    fn only_an_answer_with_a_stream_and_a_sequence_is_an_acknowledgement() {
+        use SinkErrorClass::{Away, Destination, Message};
+        assert_eq!(answered(r#"{"stream":"S","seq":7}"#, None), None);
+        let again = r#"{"stream":"\u003cS","seq":7,"domain":"d","duplicate":true}"#;
+        assert_eq!(answered(again, None), None);
+        for no in ["", "ok", "{}", r#"{"stream":"S"}"#, r#"{"seq":7}"#, "[]"] {
+            assert_eq!(answered(no, None), Some(Away), "{no}");
+        }
+        let error = |code: u64| {
+            format!(
+                r#"{{"stream":"S","seq":0,"error":{{"code":400,"err_code":{code},"description":"why"}}}}"#
+            )
+        };
         assert_eq!(
-            published(&PublishError::new(PublishErrorKind::BrokenPipe), "a").class,
-            Away
+            answered(&error(ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM.0), None),
+            Some(Message)
         );
         assert_eq!(
-            published(&PublishError::new(PublishErrorKind::TimedOut), "a").class,
-            Away
+            answered(&error(ErrorCode::STREAM_STORE_FAILED.0), None),
+            Some(Away)
         );
+        assert_eq!(answered("", Some(StatusCode::NO_RESPONDERS)), Some(Destination));
     }
 }

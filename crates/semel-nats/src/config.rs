@@ -71,7 +71,14 @@ pub(crate) fn invalid(text: impl Into<std::borrow::Cow<'static, str>>) -> StoreE
 
 /// A subject in which parts of an event take their places.
 #[derive(Debug, Clone)]
-pub(crate) struct Subject(String);
+pub(crate) struct Subject(Vec<Part>);
+
+#[derive(Debug, Clone)]
+enum Part {
+    Text(String),
+    Topic,
+    Stream,
+}
 
 impl Subject {
     /// Reads it; refuses what is no subject with any topic.
@@ -83,14 +90,33 @@ impl Subject {
                 "the subject must be parts separated by dots, with {topic} and {stream} as its only places";
             return Err(invalid(text));
         }
-        Ok(Self(text.to_owned()))
+        let mut parts = Vec::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once('{') {
+            let (name, behind) = after.split_once('}').unwrap_or((after, ""));
+            parts.push(Part::Text(before.to_owned()));
+            parts.push(if name == "topic" {
+                Part::Topic
+            } else {
+                Part::Stream
+            });
+            rest = behind;
+        }
+        parts.push(Part::Text(rest.to_owned()));
+        Ok(Self(parts))
     }
 
     /// With the parts of this event.
     pub(crate) fn fill(&self, event: &Event) -> String {
         self.0
-            .replace("{topic}", &event.topic)
-            .replace("{stream}", &event.stream)
+            .iter()
+            .map(|part| match part {
+                Part::Text(text) => text,
+                Part::Topic => &event.topic,
+                Part::Stream => &event.stream,
+            })
+            .map(String::as_str)
+            .collect()
     }
 }
 

@@ -1,25 +1,20 @@
-//! The connection to the servers.
+//! The connection to the servers, and the inboxes that their acknowledgements come to.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use async_nats::connection::State;
-use async_nats::jetstream::Context;
-use async_nats::jetstream::context::ContextBuilder;
-use async_nats::{Client, ConnectOptions, Event, RequestErrorKind};
+use async_nats::{Client, ConnectOptions, Event, RequestErrorKind, Subscriber};
 use semel_core::StoreError;
 use semel_core::error::chain;
 use semel_core::store::{SinkError, SinkErrorClass};
-use tokio::sync::{Mutex, watch};
+use tokio::sync::watch;
 
 use crate::class;
 use crate::config::{NatsAccess, NatsConfig, invalid};
 
-/// The client's own limit for an acknowledgement; a call's deadline ends before.
-const ACK: Duration = Duration::from_secs(600);
-
-/// Requests without an answer after which the client is made anew: it keeps a place for each of them for as long as it lives.
-const UNANSWERED_MAX: usize = 20_000;
+/// Answers that an inbox holds at most until somebody reads them; so many rows of a call may be on their way.
+pub(crate) const ANSWERS_MAX: usize = 65_536;
 
 /// Asked for, and read here: the client's own form of the answer wants fields that older servers do not send.
 const INFO: &str = "$JS.API.INFO";
@@ -31,9 +26,39 @@ pub(crate) struct Link {
     lost: watch::Sender<u64>,
     /// What the server or the client said last, outside of any answer.
     said: watch::Sender<String>,
-    /// Requests that no answer came to.
-    unanswered: AtomicUsize,
-    context: Mutex<Option<Context>>,
+    client: tokio::sync::Mutex<Option<Client>>,
+    /// Inboxes to which nothing more can come.
+    idle: Mutex<Vec<Inbox>>,
+}
+
+/// Where the answers to a call's messages come to. One subscription for all of them: the client's own requests cost a
+/// channel, two timers and a place in a map for each message, and keep those that nobody answers.
+pub(crate) struct Inbox {
+    pub(crate) answers: Subscriber,
+    /// What the subjects of answers begin with.
+    prefix: String,
+    /// The number of the next message. No number comes twice, so that an answer that comes twice, or late, is never taken for
+    /// that to another message.
+    next: u64,
+}
+
+impl Inbox {
+    /// Numbers for this many messages: the first of them.
+    pub(crate) const fn numbers(&mut self, messages: usize) -> u64 {
+        let first = self.next;
+        self.next += messages as u64;
+        first
+    }
+
+    /// The subject for the answer to a message.
+    pub(crate) fn subject(&self, number: u64) -> String {
+        format!("{}{number}", self.prefix)
+    }
+
+    /// Which message an answer is for.
+    pub(crate) fn number(&self, subject: &str) -> Option<u64> {
+        subject.strip_prefix(self.prefix.as_str())?.parse().ok()
+    }
 }
 
 impl Link {
@@ -42,8 +67,8 @@ impl Link {
             config,
             lost: watch::Sender::new(0),
             said: watch::Sender::default(),
-            unanswered: AtomicUsize::new(0),
-            context: Mutex::default(),
+            client: tokio::sync::Mutex::default(),
+            idle: Mutex::default(),
         };
         link.options()?;
         for server in link.config.url.split(',') {
@@ -59,6 +84,7 @@ impl Link {
         let mut options = ConnectOptions::new()
             .name("semel")
             .connection_timeout(self.config.connect_timeout)
+            .subscription_capacity(ANSWERS_MAX)
             .reconnect_delay_callback(|attempt| Duration::from_millis(50 << attempt.min(5)))
             .event_callback(move |event| {
                 match event {
@@ -93,25 +119,12 @@ impl Link {
         self.said.subscribe()
     }
 
-    /// A request begins; say when it was answered.
-    pub(crate) const fn asked(&self) -> Asked<'_> {
-        Asked {
-            link: self,
-            answered: false,
-        }
-    }
-
     /// A connected client.
-    pub(crate) async fn context(&self) -> Result<Context, SinkError> {
-        let mut place = self.context.lock().await;
-        if self.unanswered.load(Ordering::Relaxed) >= UNANSWERED_MAX {
-            // Calls that use the old one keep it until they end.
-            *place = None;
-            self.unanswered.store(0, Ordering::Relaxed);
-        }
-        if let Some(context) = &*place {
-            return match context.client().connection_state() {
-                State::Connected => Ok(context.clone()),
+    pub(crate) async fn client(&self) -> Result<Client, SinkError> {
+        let mut place = self.client.lock().await;
+        if let Some(client) = &*place {
+            return match client.connection_state() {
+                State::Connected => Ok(client.clone()),
                 State::Pending | State::Disconnected => {
                     Err(away("the connection was lost and is being made anew"))
                 }
@@ -123,19 +136,37 @@ impl Link {
             Ok(connected) => connected.map_err(|error| class::not_connected(&error))?,
             Err(_) => return Err(away("nobody answered in time")),
         };
-        let context = ContextBuilder::new()
-            .timeout(ACK)
-            .ack_timeout(Duration::from_secs(30))
-            .max_ack_inflight(1 << 20)
-            .build(client);
-        Ok(place.insert(context).clone())
+        Ok(place.insert(client).clone())
+    }
+
+    /// An inbox to which nothing is on its way.
+    pub(crate) async fn inbox(&self, client: &Client) -> Result<Inbox, SinkError> {
+        if let Some(inbox) = self.idle().pop() {
+            return Ok(inbox);
+        }
+        let prefix = format!("{}.", client.new_inbox());
+        let answers = client.subscribe(format!("{prefix}*")).await;
+        Ok(Inbox {
+            answers: answers.map_err(|error| away(chain(&error)))?,
+            prefix,
+            next: 0,
+        })
+    }
+
+    /// Gives an inbox back: every message that named it was answered. Any other is to be dropped.
+    pub(crate) fn keep(&self, inbox: Inbox) {
+        self.idle().push(inbox);
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Inbox>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether JetStream answers now.
     pub(crate) async fn probe(&self, limit: Duration) -> Result<(), SinkError> {
         let mut lost = self.lost();
         let asked = async {
-            let client = self.context().await?.client();
+            let client = self.client().await?;
             tokio::select! {
                 answer = client.request(INFO, bytes::Bytes::new()) => match answer {
                     Ok(answer) => class::info(&answer.payload),
@@ -152,26 +183,6 @@ impl Link {
     }
 }
 
-/// A request on its way; dropped without an answer it is counted.
-pub(crate) struct Asked<'a> {
-    link: &'a Link,
-    answered: bool,
-}
-
-impl Asked<'_> {
-    pub(crate) fn answered(mut self) {
-        self.answered = true;
-    }
-}
-
-impl Drop for Asked<'_> {
-    fn drop(&mut self) {
-        if !self.answered {
-            self.link.unanswered.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-}
-
 pub(crate) fn away(text: impl Into<String>) -> SinkError {
     SinkError::new(SinkErrorClass::Away, text)
 }
@@ -182,19 +193,17 @@ mod tests {
     use semel_testkit::servers::nats;
 
     #[tokio::test]
-    async fn a_client_that_keeps_too_many_unanswered_requests_is_made_anew() {
+    async fn an_inbox_gives_no_number_twice_and_knows_its_own_answers() {
         let link = Link::new(NatsConfig::new(nats().url())).unwrap();
-        let id = async || link.context().await.unwrap().client().server_info().client_id;
-        let first = id().await;
-        for _ in 0..UNANSWERED_MAX {
-            link.asked().answered();
-        }
-        assert_eq!(id().await, first, "all were answered");
-        for _ in 0..UNANSWERED_MAX {
-            drop(link.asked());
-        }
-        let second = id().await;
-        assert_ne!(second, first);
-        assert_eq!(id().await, second);
+        let client = link.client().await.unwrap();
+        let mut inbox = link.inbox(&client).await.unwrap();
+        assert_eq!((inbox.numbers(3), inbox.numbers(2)), (0, 3));
+        assert_eq!(inbox.number(&inbox.subject(4)), Some(4));
+        let mut other = link.inbox(&client).await.unwrap();
+        assert_eq!(other.number(&inbox.subject(4)), None);
+        assert_eq!(other.numbers(1), 0);
+        link.keep(inbox);
+        let mut again = link.inbox(&client).await.unwrap();
+        assert_eq!(again.numbers(1), 5);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use async_nats::HeaderMap;
+use async_nats::{HeaderMap, HeaderName};
 use bytes::Bytes;
 use semel_core::limits::{self, LimitExceeded};
 use semel_core::store::OutboxRow;
@@ -10,6 +10,26 @@ use semel_core::{Event, Timestamp};
 
 /// The source of events that name none.
 const SOURCE: &str = "/semel";
+
+/// Names of headers, read once: the client would look through each of them for every message.
+static MESSAGE_ID: HeaderName = HeaderName::from_static("Nats-Msg-Id");
+static SPECVERSION: HeaderName = HeaderName::from_static("ce-specversion");
+static ID: HeaderName = HeaderName::from_static("ce-id");
+static CE_SOURCE: HeaderName = HeaderName::from_static("ce-source");
+static TYPE: HeaderName = HeaderName::from_static("ce-type");
+static TIME: HeaderName = HeaderName::from_static("ce-time");
+static TOPIC: HeaderName = HeaderName::from_static("semel-topic");
+static PARTITION_KEY: HeaderName = HeaderName::from_static("ce-partitionkey");
+static SEQUENCE: HeaderName = HeaderName::from_static("ce-sequence");
+static CONTENT_TYPE: HeaderName = HeaderName::from_static("content-type");
+static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+static TOMBSTONE: HeaderName = HeaderName::from_static("semel-tombstone");
+static HEADERS: HeaderName = HeaderName::from_static("semel-headers");
+
+/// Characters of a time and of a sequence: both have one length.
+const TIME_CHARS: usize = 27;
+const SEQUENCE_CHARS: usize = 39;
+const ID_CHARS: usize = 36;
 
 /// Whether an event's own header would stand in for one of ours, or is one that NATS acts on.
 fn reserved(name: &str) -> bool {
@@ -37,21 +57,57 @@ pub(crate) fn check(event: &Event, subject: &str, bytes_max: usize) -> Result<()
     let taken = event.headers.iter().filter(|(name, _)| reserved(name)).count() as u64;
     let help = "rename headers called content-type, traceparent, nats-…, ce-… or semel-…";
     limits::check("header name", "names that mean something else", taken, 0, 0, help)?;
-    // As long as any.
-    let sequence = event.key.as_ref().map(|_| "0".repeat(39));
-    let headers = headers(event, Timestamp(0), sequence);
-    let headers: usize = headers
-        .iter()
-        .flat_map(|(name, values)| {
-            values
-                .iter()
-                .map(move |value| name.to_string().len() + value.as_str().len() + 4)
-        })
-        .sum();
-    // The first line of the headers and the empty one behind them.
-    let bytes = headers + 12 + event.data.as_ref().map_or(0, Bytes::len);
+    let bytes = header_bytes(event) + event.data.as_ref().map_or(0, Bytes::len);
     let help = "raise message_bytes_max of the sink and max_payload of the server, or send a reference";
     limits::check("message", "bytes", bytes as u64, 0, bytes_max as u64, help)
+}
+
+/// Bytes of the headers on the wire, as [`headers`] makes them: every event is asked for them before it is sent.
+fn header_bytes(event: &Event) -> usize {
+    let source = encoded_len(event.source.as_bytes());
+    let message_id = if event.source == SOURCE {
+        ID_CHARS
+    } else {
+        source + 1 + ID_CHARS
+    };
+    let of_key = event.key.as_ref().map_or(0, |key| {
+        line("ce-partitionkey", encoded_len(key)) + line("ce-sequence", SEQUENCE_CHARS)
+    });
+    let optional = |name: &str, text: &Option<String>| text.as_ref().map_or(0, |text| line(name, text.len()));
+    let own: usize = event
+        .headers
+        .iter()
+        .map(|(name, value)| line(name, encoded_len(value)))
+        .sum();
+    let names: usize = event.headers.iter().map(|(name, _)| name.len() + 1).sum();
+    // "NATS/1.0", a line each, and an empty one.
+    "NATS/1.0\r\n\r\n".len()
+        + line("Nats-Msg-Id", message_id)
+        + line("ce-specversion", "1.0".len())
+        + line("ce-id", ID_CHARS)
+        + line("ce-source", source)
+        + line("ce-type", encoded_len(event.kind.as_bytes()))
+        + line("ce-time", TIME_CHARS)
+        + line("semel-topic", event.topic.len())
+        + of_key
+        + optional("content-type", &event.content_type)
+        + optional("traceparent", &event.traceparent)
+        + if event.data.is_none() {
+            line("semel-tombstone", 1)
+        } else {
+            0
+        }
+        + own
+        + if event.headers.len() > 1 {
+            line("semel-headers", names - 1)
+        } else {
+            0
+        }
+}
+
+/// Bytes of a header's line.
+const fn line(name: &str, value: usize) -> usize {
+    name.len() + ": ".len() + value + "\r\n".len()
 }
 
 /// What the stream knows a repeat by: what CloudEvents calls unique. The id alone says enough of events with the default
@@ -71,54 +127,59 @@ pub(crate) fn of_row(row: &OutboxRow) -> HeaderMap {
 
 fn headers(event: &Event, at: Timestamp, sequence: Option<String>) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    headers.append("Nats-Msg-Id", message_id(event));
-    headers.append("ce-specversion", "1.0");
-    headers.append("ce-id", event.id.to_string());
-    headers.append("ce-source", encode(event.source.as_bytes()));
-    headers.append("ce-type", encode(event.kind.as_bytes()));
-    headers.append("ce-time", at.rfc3339());
-    headers.append("semel-topic", event.topic.as_str());
+    headers.insert(MESSAGE_ID.clone(), message_id(event));
+    headers.insert(SPECVERSION.clone(), "1.0");
+    headers.insert(ID.clone(), event.id.to_string());
+    headers.insert(CE_SOURCE.clone(), encode(event.source.as_bytes()));
+    headers.insert(TYPE.clone(), encode(event.kind.as_bytes()));
+    headers.insert(TIME.clone(), at.rfc3339());
+    headers.insert(TOPIC.clone(), event.topic.as_str());
     if let Some(key) = &event.key {
-        headers.append("ce-partitionkey", encode(key));
+        headers.insert(PARTITION_KEY.clone(), encode(key));
     }
     if let Some(sequence) = sequence {
-        headers.append("ce-sequence", sequence);
+        headers.insert(SEQUENCE.clone(), sequence);
     }
     if let Some(content_type) = &event.content_type {
-        headers.append("content-type", content_type.as_str());
+        headers.insert(CONTENT_TYPE.clone(), content_type.as_str());
     }
     if let Some(traceparent) = &event.traceparent {
-        headers.append("traceparent", traceparent.as_str());
+        headers.insert(TRACEPARENT.clone(), traceparent.as_str());
     }
     if event.data.is_none() {
-        headers.append("semel-tombstone", "1");
+        headers.insert(TOMBSTONE.clone(), "1");
     }
+    // Their names are none of those above: `check` has refused those.
     for (name, value) in &event.headers {
         headers.append(name.as_str(), encode(value));
     }
     if event.headers.len() > 1 {
         let names: Vec<&str> = event.headers.iter().map(|(name, _)| name.as_str()).collect();
-        headers.append("semel-headers", names.join(","));
+        headers.insert(HEADERS.clone(), names.join(","));
     }
     headers
 }
 
+/// Whether a byte stands for itself in the value of a header.
+const fn is_plain(byte: u8) -> bool {
+    matches!(byte, 0x21..=0x7e) && byte != b'"' && byte != b'%'
+}
+
+fn encoded_len(bytes: &[u8]) -> usize {
+    bytes.len() + 2 * bytes.iter().filter(|byte| !is_plain(**byte)).count()
+}
+
 /// Percent-encodes as the CloudEvents bindings say, byte by byte.
 fn encode(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len()), |mut text, byte| {
-            match byte {
-                b'"' | b'%' => {
-                    let _ = write!(text, "%{byte:02X}");
-                }
-                0x21..=0x7e => text.push(char::from(*byte)),
-                _ => {
-                    let _ = write!(text, "%{byte:02X}");
-                }
-            }
-            text
-        })
+    let mut text = String::with_capacity(encoded_len(bytes));
+    for byte in bytes {
+        if is_plain(*byte) {
+            text.push(char::from(*byte));
+        } else {
+            let _ = write!(text, "%{byte:02X}");
+        }
+    }
+    text
 }
 
 #[cfg(test)]
@@ -162,20 +223,41 @@ mod tests {
 
     #[test]
     fn bytes_are_counted_as_the_server_counts_them() {
-        let event = Event::new(Uuid::from_u128(7), "t", "e")
+        let plain = || Event::new(Uuid::from_u128(7), "t", "e");
+        let mut full = plain()
+            .with_key(&b"a \xff"[..])
+            .with_data("text/plain", "")
             .with_header("a", &b"\xff"[..])
-            .with_header("b", "");
-        // "NATS/1.0\r\n", then a line for each value, then "\r\n".
-        let wire: usize = headers(&event, Timestamp(0), None)
-            .iter()
-            .flat_map(|(name, values)| {
-                values
-                    .iter()
-                    .map(move |value| format!("{name}: {value}\r\n").len())
-            })
-            .sum::<usize>()
-            + 12;
-        assert!(check(&event, "t", wire).is_ok());
-        assert!(check(&event, "t", wire - 1).is_err());
+            .with_header("b", "")
+            .with_header("a", "100%");
+        full.source = "/shop one".to_owned();
+        full.kind = "\u{fc}".to_owned();
+        full.traceparent = Some("00-1-2-01".to_owned());
+        for event in [plain(), plain().with_header("a", "\""), full] {
+            let row = OutboxRow {
+                row: i64::MAX,
+                created_at: Timestamp(1),
+                batch_no: i64::MAX,
+                event,
+            };
+            // "NATS/1.0\r\n", then a line for each value, then "\r\n".
+            let wire: usize = of_row(&row)
+                .iter()
+                .flat_map(|(name, values)| {
+                    values
+                        .iter()
+                        .map(move |value| format!("{name}: {value}\r\n").len())
+                })
+                .sum::<usize>()
+                + 12;
+            assert!(check(&row.event, "t", wire).is_ok(), "{:?}", row.event);
+            assert!(check(&row.event, "t", wire - 1).is_err(), "{:?}", row.event);
+        }
+    }
+
+    #[test]
+    fn what_http_could_not_carry_is_percent_encoded() {
+        assert_eq!(encode(b"a~!"), "a~!");
+        assert_eq!(encode(b"\" %\x7f\r\xff"), "%22%20%25%7F%0D%FF");
     }
 }

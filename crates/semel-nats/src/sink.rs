@@ -1,13 +1,11 @@
 //! The sink.
 
-use std::future::IntoFuture as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::jetstream::Context;
+use async_nats::{Client, Message};
 use async_trait::async_trait;
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use semel_core::limits::LimitExceeded;
 use semel_core::relay::Waves;
 use semel_core::store::{OutboxRow, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder};
@@ -15,7 +13,7 @@ use semel_core::{Event, StoreError};
 
 use crate::class;
 use crate::config::{NatsConfig, Subject};
-use crate::link::{Link, away};
+use crate::link::{ANSWERS_MAX, Inbox, Link, away};
 use crate::record;
 
 /// How long [`Sink::probe`] waits.
@@ -57,7 +55,7 @@ impl NatsSink {
     pub fn new(config: NatsConfig) -> Result<Self, StoreError> {
         let shared = Shared {
             subject: Subject::read(&config.subject)?,
-            in_flight_max: config.in_flight_max.max(1),
+            in_flight_max: config.in_flight_max.clamp(1, ANSWERS_MAX),
             message_bytes_max: config.message_bytes_max,
             link: Link::new(config)?,
         };
@@ -67,30 +65,99 @@ impl NatsSink {
     }
 }
 
+/// One call of [`Sink::publish_many`].
+struct Call<'a> {
+    rows: &'a [Arc<OutboxRow>],
+    waves: &'a mut Waves,
+    inbox: Inbox,
+    /// The number in the inbox of the first row's message; the others follow it.
+    first: u64,
+    /// Which rows are on their way, and how many.
+    open: Vec<bool>,
+    waiting: usize,
+    /// Nothing more leaves.
+    closing: bool,
+}
+
+impl Call<'_> {
+    /// What leaves now, each with the subject for its answer: it is on its way.
+    fn leaving(&mut self, in_flight_max: usize) -> Vec<(usize, String)> {
+        if self.closing {
+            return Vec::new();
+        }
+        let next = self.waves.next(in_flight_max.saturating_sub(self.waiting));
+        self.waiting += next.len();
+        next.into_iter()
+            .map(|index| {
+                self.open[index] = true;
+                (index, self.inbox.subject(self.first + index as u64))
+            })
+            .collect()
+    }
+
+    /// What became of a row, unless that is known already.
+    fn settle(&mut self, index: usize, result: Result<(), SinkError>) {
+        if self.open.get_mut(index).is_some_and(std::mem::take) {
+            // Nothing more leaves when the server is away.
+            self.closing |= matches!(&result, Err(error) if error.class == SinkErrorClass::Away);
+            self.waiting -= 1;
+            self.waves.settle(index, result);
+        }
+    }
+
+    fn answered(&mut self, answer: &Message, subject: &Subject) {
+        let number = self.inbox.number(answer.subject.as_str());
+        let index = number.and_then(|number| usize::try_from(number.checked_sub(self.first)?).ok());
+        if let Some(index) = index
+            && let Some(row) = self.rows.get(index)
+        {
+            self.settle(index, class::answer(answer, || subject.fill(&row.event)));
+        }
+    }
+
+    /// The server says, outside of any answer, that the user may not do something.
+    fn barred(&mut self, text: &str, subject: &Subject) {
+        self.closing = true;
+        for index in 0..self.rows.len() {
+            if self.open[index] && class::bars(text, &subject.fill(&self.rows[index].event)) {
+                self.settle(index, Err(class::barred(text)));
+            }
+        }
+    }
+}
+
 impl Shared {
-    /// Sends one row and waits for its acknowledgement.
-    async fn one(&self, context: &Context, index: usize, row: &OutboxRow) -> (usize, Result<(), SinkError>) {
-        let subject = self.subject.fill(&row.event);
-        let payload = row.event.data.clone().unwrap_or_default();
-        let asked = self.link.asked();
-        let sent = context.publish_with_headers(subject.clone(), record::of_row(row), payload);
-        let acknowledged = match sent.await {
-            Ok(acknowledged) => acknowledged.into_future().await,
-            Err(error) => Err(error),
-        };
-        asked.answered();
-        // A duplicate is one that the stream has already: the acknowledgement of an earlier attempt was lost.
-        let result = acknowledged
-            .map(drop)
-            .map_err(|error| class::published(&error, &subject));
-        (index, result)
+    async fn connected(&self) -> Result<(Client, Inbox), SinkError> {
+        let client = self.link.client().await?;
+        let inbox = self.link.inbox(&client).await?;
+        Ok((client, inbox))
+    }
+
+    /// Hands rows to the client, which writes them in this order; returns those that it did not take.
+    async fn hand_over(
+        &self,
+        client: &Client,
+        rows: &[Arc<OutboxRow>],
+        leaving: Vec<(usize, String)>,
+    ) -> Vec<(usize, SinkError)> {
+        let mut refused = Vec::new();
+        for (index, reply) in leaving {
+            let row = &rows[index];
+            let (subject, headers) = (self.subject.fill(&row.event), record::of_row(row));
+            let payload = row.event.data.clone().unwrap_or_default();
+            let taken = client.publish_with_reply_and_headers(subject, reply, headers, payload);
+            if let Err(error) = taken.await {
+                refused.push((index, class::not_sent(&error)));
+            }
+        }
+        refused
     }
 
     /// Keeps as many rows on their way as may be; what is not settled when the future is dropped is on its way.
     async fn publish(&self, rows: &[Arc<OutboxRow>], waves: &mut Waves, deadline: Duration) {
         let (mut lost, mut said) = (self.link.lost(), self.link.said());
-        let context = match self.link.context().await {
-            Ok(context) => context,
+        let (client, mut inbox) = match self.connected().await {
+            Ok(connected) => connected,
             Err(error) => {
                 for index in waves.next(rows.len()) {
                     waves.settle(index, Err(error.clone()));
@@ -98,50 +165,60 @@ impl Shared {
                 return;
             }
         };
+        let mut call = Call {
+            rows,
+            waves,
+            first: inbox.numbers(rows.len()),
+            inbox,
+            open: vec![false; rows.len()],
+            waiting: 0,
+            closing: false,
+        };
         // What would leave later than this has no time left for its acknowledgement.
         let mut late = std::pin::pin!(tokio::time::sleep(deadline / 4 * 3));
-        let (mut closing, mut open, mut waiting) = (false, vec![false; rows.len()], 0_usize);
-        let mut on_their_way = FuturesUnordered::new();
         loop {
-            if !closing {
-                for index in waves.next(self.in_flight_max.saturating_sub(waiting)) {
-                    open[index] = true;
-                    waiting += 1;
-                    on_their_way.push(self.one(&context, index, &rows[index]));
+            let leaving = call.leaving(self.in_flight_max);
+            if !leaving.is_empty() {
+                let refused = tokio::select! {
+                    biased;
+                    refused = self.hand_over(&client, rows, leaving) => refused,
+                    _ = lost.changed() => break,
+                };
+                for (index, error) in refused {
+                    call.settle(index, Err(error));
+                }
+                if call.waiting == 0 {
+                    continue;
                 }
             }
-            if waiting == 0 {
+            if call.waiting == 0 {
+                if !call.closing {
+                    self.link.keep(call.inbox);
+                }
                 return;
             }
             tokio::select! {
                 biased;
-                Some((index, result)) = on_their_way.next() => if open[index] {
-                    // Nothing more leaves when the server is away.
-                    closing |= matches!(&result, Err(error) if error.class == SinkErrorClass::Away);
-                    open[index] = false;
-                    waiting -= 1;
-                    waves.settle(index, result);
-                },
+                answer = call.inbox.answers.next() => {
+                    // The client is gone: so is its connection.
+                    let Some(answer) = answer else { break };
+                    call.answered(&answer, &self.subject);
+                    while let Some(Some(answer)) = call.inbox.answers.next().now_or_never() {
+                        call.answered(&answer, &self.subject);
+                    }
+                }
                 _ = lost.changed() => break,
                 Ok(()) = said.changed() => {
                     let text = said.borrow_and_update().clone();
                     if class::is_barred(&text) {
-                        closing = true;
-                        for index in 0..rows.len() {
-                            if open[index] && class::bars(&text, &self.subject.fill(&rows[index].event)) {
-                                open[index] = false;
-                                waiting -= 1;
-                                waves.settle(index, Err(class::barred(&text)));
-                            }
-                        }
+                        call.barred(&text, &self.subject);
                     }
                 }
-                () = &mut late, if !closing => closing = true,
+                () = &mut late, if !call.closing => call.closing = true,
             }
         }
-        drop(on_their_way);
-        for index in (0..rows.len()).filter(|index| open[*index]) {
-            waves.settle(index, Err(away("the connection was lost")));
+        for index in 0..rows.len() {
+            call.settle(index, Err(away("the connection was lost")));
         }
     }
 }

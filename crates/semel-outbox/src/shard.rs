@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use semel_core::error::chain;
 use semel_core::host::dice;
 use semel_core::relay::{Command, Discord, End, Input, LogPlace, Machine, OwnedShard, ShardId, StoreCall};
@@ -18,11 +18,15 @@ use semel_core::store::{
 use semel_core::{ErrorKind, OutboxStore, Retry, Sink, StoreError, crash_point};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::clock::LocalClock;
 use crate::config::RelayConfig;
 use crate::leases::Held;
 use crate::status::Status;
+
+/// Answers that are taken together, where so many are there: each decision looks through what is on its way.
+const ANSWERS_MAX: usize = 64;
 
 /// How long after its deadline a sink may still answer before it counts as away.
 const SINK_GRACE: Duration = Duration::from_millis(500);
@@ -62,10 +66,10 @@ impl Shell {
         let mut answers = Answers::new();
         let mut hints = self.status.hints();
         let mut stopping = false;
-        let mut input = Input::Tick;
+        let mut inputs = vec![(Input::Tick, dice())];
         loop {
             let now = self.clock.now_ms();
-            for command in machine.step(now, input, dice()) {
+            for command in machine.steps(now, inputs.drain(..)) {
                 match command {
                     Command::End(End::Refused(discord)) => return Err(refused(owned, discord)),
                     Command::End(end) => return Ok(end),
@@ -76,7 +80,7 @@ impl Shell {
             let wake = machine
                 .wake_at()
                 .map(|at| Duration::from_millis(at.saturating_sub(now)));
-            input = tokio::select! {
+            let input = tokio::select! {
                 biased;
                 changed = held.changed() => match (changed, *held.borrow_and_update()) {
                     (Ok(()), Held::Until(until)) => Input::LeaseUntil(until),
@@ -90,6 +94,12 @@ impl Shell {
                 Ok(()) = hints.changed() => Input::Hint,
                 () = tokio::time::sleep(wake.unwrap_or_default()), if wake.is_some() => Input::Tick,
             };
+            inputs.push((input, dice()));
+            while inputs.len() < ANSWERS_MAX
+                && let Some(Some(answer)) = answers.next().now_or_never()
+            {
+                inputs.push((answer?, dice()));
+            }
         }
     }
 
@@ -139,7 +149,7 @@ impl Shell {
                 call,
                 rows,
                 deadline_ms,
-            } => Box::pin(publish(sink, call, rows, Duration::from_millis(deadline_ms))),
+            } => publish(&*sink, call, rows, Duration::from_millis(deadline_ms)),
             Command::Resume => {
                 Box::pin(async move { Ok(Input::Resumed(resume(&*sink, &lease.shard).await)) })
             }
@@ -262,29 +272,36 @@ async fn settle(
     reply
 }
 
-async fn publish(
-    sink: Arc<dyn Sink>,
-    call: u64,
-    rows: Vec<Arc<OutboxRow>>,
-    deadline: Duration,
-) -> Result<Input, StoreError> {
+/// Hands rows over; the call goes on beside the shard's own task, which meanwhile reads and decides.
+fn publish(sink: &dyn Sink, call: u64, rows: Vec<Arc<OutboxRow>>, deadline: Duration) -> Answer {
+    let name = sink.name();
     let sent = sink.publish_many(&rows, deadline);
-    let results = tokio::time::timeout(deadline + SINK_GRACE, sent)
-        .await
-        .unwrap_or_else(|_| {
-            let text = format!(
-                "{} gave no answer within {} ms",
-                sink.name(),
-                deadline.as_millis()
-            );
-            rows.iter()
-                .map(|_| Err(SinkError::new(SinkErrorClass::Away, text.clone())))
-                .collect()
-        });
-    if results.iter().any(Result::is_ok) {
-        crash_point("relay.sent");
-    }
-    Ok(Input::Published { call, results })
+    let sent = async move {
+        let results = tokio::time::timeout(deadline + SINK_GRACE, sent)
+            .await
+            .unwrap_or_else(|_| {
+                let text = format!("{name} gave no answer within {} ms", deadline.as_millis());
+                rows.iter()
+                    .map(|_| Err(SinkError::new(SinkErrorClass::Away, text.clone())))
+                    .collect()
+            });
+        if results.iter().any(Result::is_ok) {
+            crash_point("relay.sent");
+        }
+        Ok(Input::Published { call, results })
+    };
+    // What the shard's task waited for ends with it.
+    let sent = AbortOnDropHandle::new(tokio::spawn(sent));
+    Box::pin(async move {
+        match sent.await {
+            Ok(answer) => answer,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime ends, and this task with it: nobody knows what arrived.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    })
 }
 
 /// Marks rows that can never be sent, so that they are not tried.

@@ -19,6 +19,11 @@ use crate::config::{RabbitmqConfig, Template};
 use crate::link::Link;
 use crate::record;
 
+/// Bytes that are handed to the client before the first of them is written; it copies them.
+const AHEAD_BYTES: usize = 1 << 20;
+/// What a message takes beside its body, roughly.
+const MESSAGE_BYTES: usize = 512;
+
 /// How long [`Sink::probe`] waits.
 const PROBE: Duration = Duration::from_secs(5);
 
@@ -98,25 +103,45 @@ impl Shared {
             ..BasicPublishOptions::default()
         };
         let (mut confirms, mut open, mut trouble) = (Vec::with_capacity(picked.len()), Vec::new(), None);
-        for index in picked {
-            if trouble.is_some() {
-                open.push(*index);
-                continue;
-            }
-            let row = &rows[*index];
-            let event = &row.event;
-            let published = channel.basic_publish(
-                self.exchange.fill(event).into(),
-                self.routing_key.fill(event).into(),
-                options,
-                event.data.as_deref().unwrap_or_default(),
-                record::properties(row),
-            );
-            match published.await {
-                Ok(confirm) => confirms.push((*index, confirm)),
-                Err(error) => {
+        let mut picked = picked.iter();
+        while picked.len() > 0 {
+            // Handed to the client in order, without waiting until each is written: it writes what it has in one go.
+            let (mut leaving, mut bytes) = (Vec::with_capacity(picked.len()), 0);
+            while bytes < AHEAD_BYTES
+                && let Some(index) = picked.next()
+            {
+                if trouble.is_some() {
                     open.push(*index);
-                    trouble = Some(error);
+                    continue;
+                }
+                let row = &rows[*index];
+                let event = &row.event;
+                let data = event.data.as_deref().unwrap_or_default();
+                bytes += data.len() + MESSAGE_BYTES;
+                let mut publishing = Box::pin(channel.basic_publish(
+                    self.exchange.fill(event).into(),
+                    self.routing_key.fill(event).into(),
+                    options,
+                    data,
+                    record::properties(row),
+                ));
+                // Polled once it is in the client's queue.
+                match publishing.as_mut().now_or_never() {
+                    Some(Ok(confirm)) => confirms.push((*index, confirm)),
+                    Some(Err(error)) => {
+                        open.push(*index);
+                        trouble = Some(error);
+                    }
+                    None => leaving.push((*index, publishing)),
+                }
+            }
+            for (index, publishing) in leaving {
+                match publishing.await {
+                    Ok(confirm) => confirms.push((index, confirm)),
+                    Err(error) => {
+                        open.push(index);
+                        trouble.get_or_insert(error);
+                    }
                 }
             }
         }

@@ -4,12 +4,36 @@ use std::fmt::Write as _;
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
-use http::{HeaderName, Request};
+use http::{HeaderMap, HeaderName, Request};
 use semel_core::limits::{self, LimitExceeded};
 use semel_core::store::OutboxRow;
 use semel_core::{Event, Timestamp, signature, wire};
 
 use crate::config::Target;
+
+/// Names of headers, read once and not for every request.
+macro_rules! names {
+    ($($name:ident $text:expr;)*) => { $(static $name: HeaderName = HeaderName::from_static($text);)* };
+}
+names! {
+    KEY wire::IDEMPOTENCY_KEY;
+    ID wire::WEBHOOK_ID;
+    SENT wire::WEBHOOK_TIMESTAMP;
+    SIGNATURE wire::WEBHOOK_SIGNATURE;
+    CE_SPECVERSION "ce-specversion";
+    CE_ID "ce-id";
+    CE_SOURCE "ce-source";
+    CE_TYPE "ce-type";
+    CE_TIME "ce-time";
+    CE_PARTITIONKEY "ce-partitionkey";
+    CE_SEQUENCE "ce-sequence";
+    TOPIC wire::TOPIC;
+    TRACEPARENT "traceparent";
+    TOMBSTONE wire::TOMBSTONE;
+}
+
+/// Headers of ours at most.
+const OURS: usize = 15;
 
 /// The request for this row: the same one on every attempt but for its time and its signatures.
 pub(crate) fn request(
@@ -20,44 +44,50 @@ pub(crate) fn request(
     let event = &row.event;
     let id = event.id.to_string();
     let sent = signature::timestamp(now);
-    let mut request =
-        Request::post(target.url(&event.topic)).header(wire::IDEMPOTENCY_KEY, format!("\"{id}\""));
+    let mut headers = HeaderMap::with_capacity(OURS + event.headers.len() + target.headers.len());
+    let mut add = |name: HeaderName, value: String| -> Result<(), http::Error> {
+        headers.append(name, HeaderValue::from_maybe_shared(Bytes::from(value))?);
+        Ok(())
+    };
+    add(KEY.clone(), format!("\"{id}\""))?;
     if !target.secrets.is_empty() {
         let body = event.data.as_deref().unwrap_or_default();
         let signatures = signature::sign(&target.secrets, &id, &sent, body);
-        request = request.header(wire::WEBHOOK_SIGNATURE, signatures);
+        add(SIGNATURE.clone(), signatures)?;
     }
-    let mut request = request
-        .header(wire::WEBHOOK_ID, &id)
-        .header(wire::WEBHOOK_TIMESTAMP, sent)
-        .header("ce-specversion", "1.0")
-        .header("ce-id", id)
-        .header("ce-source", encode(event.source.as_bytes()))
-        .header("ce-type", encode(event.kind.as_bytes()))
-        .header("ce-time", time(row.created_at))
-        .header(wire::TOPIC, &event.topic);
+    add(ID.clone(), id.clone())?;
+    add(SENT.clone(), sent)?;
+    add(CE_ID.clone(), id)?;
+    add(CE_SOURCE.clone(), encode(event.source.as_bytes()))?;
+    add(CE_TYPE.clone(), encode(event.kind.as_bytes()))?;
+    add(CE_TIME.clone(), time(row.created_at))?;
+    add(TOPIC.clone(), event.topic.clone())?;
     if let Some(key) = &event.key {
-        request = request.header("ce-partitionkey", encode(key));
+        add(CE_PARTITIONKEY.clone(), encode(key))?;
     }
     if let Some(sequence) = row.sequence() {
-        request = request.header("ce-sequence", sequence);
+        add(CE_SEQUENCE.clone(), sequence)?;
     }
     if let Some(content_type) = &event.content_type {
-        request = request.header(CONTENT_TYPE, HeaderValue::from_bytes(content_type.as_bytes())?);
+        add(CONTENT_TYPE, content_type.clone())?;
     }
     if let Some(traceparent) = &event.traceparent {
-        request = request.header("traceparent", HeaderValue::from_bytes(traceparent.as_bytes())?);
-    }
-    if event.data.is_none() {
-        request = request.header(wire::TOMBSTONE, "1");
+        add(TRACEPARENT.clone(), traceparent.clone())?;
     }
     for (name, value) in &event.headers {
-        request = request.header(passed_on(name)?, encode(value));
+        add(passed_on(name)?, encode(value))?;
+    }
+    headers.append(CE_SPECVERSION.clone(), HeaderValue::from_static("1.0"));
+    if event.data.is_none() {
+        headers.append(TOMBSTONE.clone(), HeaderValue::from_static("1"));
     }
     for (name, value) in &target.headers {
-        request = request.header(name, value);
+        headers.append(name.clone(), value.clone());
     }
-    request.body(event.data.clone().unwrap_or_default())
+    let url = target.url(&event.topic);
+    let mut request = Request::post(url).body(event.data.clone().unwrap_or_default())?;
+    *request.headers_mut() = headers;
+    Ok(request)
 }
 
 /// Whether the sink or HTTP itself sets this header: a second one would say something else, or spoil every request.
@@ -118,20 +148,16 @@ fn time(at: Timestamp) -> String {
 
 /// Percent-encodes as the CloudEvents HTTP binding (section 3.1.3.2) says, byte by byte.
 fn encode(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len()), |mut text, byte| {
-            match byte {
-                b'"' | b'%' => {
-                    let _ = write!(text, "%{byte:02X}");
-                }
-                0x21..=0x7e => text.push(char::from(*byte)),
-                _ => {
-                    let _ = write!(text, "%{byte:02X}");
-                }
-            }
-            text
-        })
+    let plain = |byte: &u8| matches!(byte, 0x21..=0x7e) && !matches!(byte, b'"' | b'%');
+    let mut text = String::with_capacity(bytes.len());
+    for byte in bytes {
+        if plain(byte) {
+            text.push(char::from(*byte));
+        } else {
+            let _ = write!(text, "%{byte:02X}");
+        }
+    }
+    text
 }
 
 #[cfg(test)]

@@ -166,10 +166,20 @@ impl Machine {
 
     /// Takes one input and says what to do. `now` is the local monotonic clock in milliseconds, `dice` uniform in 0..1.
     pub fn step(&mut self, now: u64, input: Input, dice: f64) -> Vec<Command> {
+        self.steps(now, [(input, dice)])
+    }
+
+    /// Takes inputs that came at the same time, in this order, each with dice of its own, and says what to do then. The same
+    /// as one after the other, but that it decides once.
+    pub fn steps(&mut self, now: u64, inputs: impl IntoIterator<Item = (Input, f64)>) -> Vec<Command> {
         if self.ended.is_some() {
             return Vec::new();
         }
-        self.take(now, input, dice);
+        for (input, dice) in inputs {
+            if self.ended.is_none() {
+                self.take(now, input, dice);
+            }
+        }
         let mut commands = Vec::new();
         self.decide(now, &mut commands);
         commands

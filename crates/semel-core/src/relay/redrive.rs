@@ -367,7 +367,7 @@ impl Machine {
     }
 
     /// Whether the batch takes the turn it is given: what only waits would keep it for ever, and nothing would wake the machine.
-    fn batch_could_try(&self, now: u64) -> bool {
+    fn batch_could_try(&mut self, now: u64) -> bool {
         !self.calls.is_empty()
             || !self
                 .window

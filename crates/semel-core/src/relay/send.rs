@@ -9,6 +9,9 @@ use crate::store::SinkOrder;
 
 /// Calls of a pipelined sink at once. While one is answered the next is on its way; no key is in two of them.
 const CALLS_MAX: usize = 4;
+/// Rows that may always go in one call. Beyond it a call takes its share of what may be on its way: were all of it one call,
+/// nothing would be on its way when that ends.
+const CALL_ROWS: usize = 250;
 
 impl Machine {
     /// Hands rows to the sink; returns the row that must be marked in the store before it is sent.
@@ -23,22 +26,49 @@ impl Machine {
             return None;
         }
         let deadline_ms = self.time_to_send(now)?;
-        let one_by_one = self.one_by_one();
-        let (one_per_key, most) = match self.order {
-            SinkOrder::OnePerKey { in_flight_max } => (true, in_flight_max),
-            SinkOrder::Pipelined { .. } if self.calls.len() >= CALLS_MAX => return None,
-            SinkOrder::Pipelined { in_flight_max } => (false, in_flight_max),
-            // Those go out by `decide_transactions`.
-            SinkOrder::Transactional { .. } => return None,
-        };
         // The other half of the window is read while this one is sent.
-        let most = most.min((self.policy.window_rows / 2).max(1));
-        let room = if one_by_one {
+        let half = (self.policy.window_rows / 2).max(1);
+        match self.order {
+            SinkOrder::OnePerKey { in_flight_max } => {
+                let room = self.room(in_flight_max.min(half));
+                self.send_some(now, true, room, deadline_ms, commands)
+            }
+            SinkOrder::Pipelined { in_flight_max } => {
+                let most = in_flight_max.min(half);
+                let share = most.div_ceil(CALLS_MAX).max(CALL_ROWS);
+                while self.calls.len() < CALLS_MAX {
+                    let (calls, room) = (self.calls.len(), self.room(most).min(share));
+                    let marked = self.send_some(now, false, room, deadline_ms, commands);
+                    if marked.is_some() || self.calls.len() == calls {
+                        return marked;
+                    }
+                }
+                None
+            }
+            // Those go out by `decide_transactions`.
+            SinkOrder::Transactional { .. } => None,
+        }
+    }
+
+    /// How many rows more may be on their way.
+    fn room(&self, most: usize) -> usize {
+        let in_flight = self.in_flight();
+        let room = if self.one_by_one() {
             1
         } else {
-            most.max(usize::from(self.in_flight() == 0))
+            most.max(usize::from(in_flight == 0))
         };
-        let room = room.saturating_sub(self.in_flight());
+        room.saturating_sub(in_flight)
+    }
+
+    fn send_some(
+        &mut self,
+        now: u64,
+        one_per_key: bool,
+        room: usize,
+        deadline_ms: u64,
+        commands: &mut Vec<Command>,
+    ) -> Option<i64> {
         if room == 0 {
             return None;
         }

@@ -103,6 +103,8 @@ struct Relay {
     machine: Machine,
     lease: ShardLease,
     todo: Vec<Command>,
+    /// What it will be told together with what comes next.
+    heard: Vec<(Input, f64)>,
     /// Its session in the log, while that is of use.
     session: Option<u64>,
 }
@@ -123,6 +125,8 @@ struct World {
     log: MemoryLog,
     next_id: u128,
     dice: u8,
+    /// Everything is told at once.
+    settling: bool,
 }
 
 impl World {
@@ -236,6 +240,7 @@ impl World {
                 machine,
                 lease: owned.lease,
                 todo: Vec::new(),
+                heard: Vec::new(),
                 session: None,
             });
             self.tell(self.relays.len() - 1, Input::Tick);
@@ -260,7 +265,11 @@ impl World {
         let (now, dice) = (self.now(), f64::from(self.dice) / 256.0);
         self.dice = self.dice.wrapping_mul(31).wrapping_add(7);
         if let Some(relay) = self.relays.get_mut(i) {
-            for command in relay.machine.step(now, input, dice) {
+            relay.heard.push((input, dice));
+            if !self.settling && self.dice.is_multiple_of(4) {
+                return;
+            }
+            for command in relay.machine.steps(now, std::mem::take(&mut relay.heard)) {
                 // Handed over in the order in which they are asked for.
                 if let Command::Commit {
                     call, rows, place, ..
@@ -438,6 +447,7 @@ impl World {
 
     /// All is well again: everything that can be sent is.
     fn settle(&mut self) {
+        self.settling = true;
         while !self.open.is_empty() {
             self.commit(0);
         }
@@ -602,6 +612,7 @@ fn simulate(ops: Vec<Op>, order: SinkOrder, poison: Poison, small: bool) -> Resu
         log: MemoryLog::default(),
         next_id: 0,
         dice: 1,
+        settling: false,
     };
     world.take_over();
     for op in ops {

@@ -16,6 +16,8 @@ use crate::store::{
     SinkOrder, TransactionEnd, Wish,
 };
 
+mod sends;
+
 const ONE_PER_KEY: SinkOrder = SinkOrder::OnePerKey { in_flight_max: 4 };
 const PIPELINED: SinkOrder = SinkOrder::Pipelined { in_flight_max: 4 };
 const TRANSACTIONAL: SinkOrder = SinkOrder::Transactional {

@@ -109,6 +109,8 @@ pub(super) struct Window {
     /// Keys that wait until a skipped row of theirs is saved as an exception: were one sent before, a crash could send
     /// the skipped row after it.
     held: HashSet<Bytes>,
+    /// Used while rows are picked, and kept for its room.
+    busy: HashSet<u64, BuildHasherDefault<AsItIs>>,
 }
 
 impl Window {
@@ -330,7 +332,7 @@ impl Window {
     /// Rows that may be sent now, `max` at most, in order. With `one_per_key` no two of a key; else several, if
     /// nothing of the key before them waits. Keys that are `waiting` are passed over.
     pub(super) fn pick(
-        &self,
+        &mut self,
         now: u64,
         max: usize,
         one_per_key: bool,
@@ -338,8 +340,9 @@ impl Window {
     ) -> Picked {
         let mut picked = Picked::default();
         // By their hashes: two keys with one hash wait for each other, that is all.
-        let held = self.held.iter().chain(waiting.keys());
-        let mut busy: HashSet<u64, BuildHasherDefault<AsItIs>> = held.map(hash).collect();
+        let busy = &mut self.busy;
+        busy.clear();
+        busy.extend(self.held.iter().chain(waiting.keys()).map(hash));
         for entry in &self.entries {
             if picked.rows.len() >= max {
                 break;

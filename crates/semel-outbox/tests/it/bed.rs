@@ -27,6 +27,9 @@ pub(crate) enum Verdict {
     TakeInSilence,
     /// Never answers.
     Hang,
+    /// Nor does this, which it holds for as long as somebody waits.
+    HangWith(Option<Arc<()>>),
+    Panic,
 }
 
 /// A receiver in memory.
@@ -151,6 +154,11 @@ impl Sink for To {
                     Verdict::TakeInSilence => Err(SinkError::new(SinkErrorClass::Away, "no answer")),
                     Verdict::Fail(class) => Err(SinkError::new(class, "no")),
                     Verdict::Hang => std::future::pending().await,
+                    Verdict::HangWith(held) => {
+                        let _held = held;
+                        std::future::pending().await
+                    }
+                    Verdict::Panic => panic!("a bug"),
                 };
                 failed = result.is_err();
                 results.push(result);

@@ -458,3 +458,48 @@ async fn the_number_of_shards_changes_while_relays_of_both_numbers_run() {
     assert_eq!(receiver.ids(), ids);
     receiver.check_order();
 }
+
+/// The call of the sink goes on beside the shard's task, and is of use to nobody when that is gone.
+#[tokio::test]
+async fn a_call_ends_with_its_relay() {
+    let (db, _dir) = sqlite().await;
+    let receiver = Receiver::new(PIPELINED);
+    let held = Arc::new(());
+    let seen = Arc::downgrade(&held);
+    let held = Mutex::new(Some(held));
+    let asked = Arc::new(AtomicBool::new(false));
+    let begun = Arc::clone(&asked);
+    let dropped = move |_: &_, _: usize| {
+        begun.store(true, Ordering::SeqCst);
+        Verdict::HangWith(held.lock().unwrap().take())
+    };
+    receiver.rule(dropped);
+    write(&db, &[event("k", "1")]).await;
+    // Longer than the test would wait: no time-out ends the call.
+    let mut config = config();
+    config.lease = Duration::from_secs(120);
+    config.policy.send_timeout_ms = 60_000;
+    let relay = start(db.clone(), Arc::new(To(receiver.clone())), config);
+    until("it is on its way", async || asked.load(Ordering::SeqCst)).await;
+    assert!(seen.upgrade().is_some());
+    relay.abort().await;
+    until("nobody holds the call any more", async || {
+        seen.upgrade().is_none()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_panic_of_a_sink_ends_its_shards_task_and_the_next_owner_sends_again() {
+    let (db, _dir) = sqlite().await;
+    let receiver = Receiver::new(PIPELINED);
+    receiver.rule(|_, before| match before {
+        0 => Verdict::Panic,
+        _ => Verdict::Take,
+    });
+    write(&db, &[event("k", "1"), event("k", "2")]).await;
+    let relay = start(db.clone(), Arc::new(To(receiver.clone())), config());
+    until("all have arrived", async || receiver.ids().len() == 2).await;
+    assert!(relay.handle.stats().acquired > 1);
+    relay.stop().await.unwrap();
+}

@@ -64,6 +64,28 @@ async fn of_many_rows_the_ones_without_a_queue_are_told_so() {
     }
 }
 
+/// More than the client is handed at once.
+#[tokio::test]
+async fn large_rows_leave_in_parts_and_each_has_its_answer() {
+    let (there, missing) = (
+        queue(FieldTable::default()).await,
+        rabbitmq().fresh_name("missing"),
+    );
+    let sink = RabbitmqSink::new(RabbitmqConfig::new(rabbitmq().url())).unwrap();
+    let rows: Vec<_> = (0..12)
+        .map(|n| {
+            let topic = if n == 7 { &missing } else { &there };
+            let mut row = (*row(topic, n, &format!("k{n}"))).clone();
+            row.event.data = Some(vec![b'x'; 300_000].into());
+            Arc::new(row)
+        })
+        .collect();
+    let results = classes(sink.publish_many(&rows, LIMIT).await);
+    for (n, class) in results.into_iter().enumerate() {
+        assert_eq!(class, (n == 7).then_some(SinkErrorClass::Destination), "row {n}");
+    }
+}
+
 #[tokio::test]
 async fn a_queue_that_is_full_and_refuses_is_away_and_costs_no_order() {
     let mut arguments = FieldTable::default();

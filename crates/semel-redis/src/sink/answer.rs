@@ -6,7 +6,17 @@ use semel_core::store::{SinkError, SinkErrorClass};
 
 type Result1 = Result<(), SinkError>;
 
-/// The results of `rows` rows. `answers` are those to `MULTI`, each `XADD`, `EXEC`, and `WAIT` where `replicas` is not 0.
+/// The results of `rows` rows that went each by itself. `answers` are those to each `XADD`, and to `WAIT` where `replicas` is not 0.
+pub(super) fn judge_each(answers: Vec<Value>, rows: usize, replicas: u32) -> Vec<Result1> {
+    let mut answers = answers.into_iter();
+    // An answer that is missing is none.
+    let results = (0..rows).map(|_| added(answers.next().unwrap_or(Value::Okay)));
+    let results = results.collect();
+    unless_confirmed(results, replicas, answers.next().as_ref())
+}
+
+/// The results of `rows` rows of one transaction. `answers` are those to `MULTI`, each `XADD`, `EXEC`, and `WAIT` where `replicas`
+/// is not 0.
 pub(super) fn judge(answers: Vec<Value>, rows: usize, replicas: u32) -> Vec<Result1> {
     let mut answers = answers.into_iter();
     let _multi = answers.next();
@@ -27,19 +37,26 @@ pub(super) fn judge(answers: Vec<Value>, rows: usize, replicas: u32) -> Vec<Resu
         }
         _ => return nothing(rows, 0, unreadable("EXEC")),
     };
-    let mut results: Vec<Result1> = done
-        .into_iter()
-        .map(|one| match one.extract_error() {
-            Ok(Value::BulkString(_) | Value::SimpleString(_) | Value::VerbatimString { .. }) => Ok(()),
-            Ok(Value::Nil) => Err(SinkError::new(
-                SinkErrorClass::Destination,
-                "the stream does not exist and create_streams is false; make it (XGROUP CREATE … MKSTREAM)",
-            )),
-            Ok(_) => Err(unreadable("XADD")),
-            Err(error) => Err(refused(&error)),
-        })
-        .collect();
-    if let Err(error) = confirmed_by(replicas, answers.next().as_ref()) {
+    let results = done.into_iter().map(added).collect();
+    unless_confirmed(results, replicas, answers.next().as_ref())
+}
+
+/// What the answer to one `XADD` means.
+fn added(answer: Value) -> Result1 {
+    match answer.extract_error() {
+        Ok(Value::BulkString(_) | Value::SimpleString(_) | Value::VerbatimString { .. }) => Ok(()),
+        Ok(Value::Nil) => Err(SinkError::new(
+            SinkErrorClass::Destination,
+            "the stream does not exist and create_streams is false; make it (XGROUP CREATE … MKSTREAM)",
+        )),
+        Ok(_) => Err(unreadable("XADD")),
+        Err(error) => Err(refused(&error)),
+    }
+}
+
+/// What was added is acknowledged only with enough replicas.
+fn unless_confirmed(mut results: Vec<Result1>, replicas: u32, wait: Option<&Value>) -> Vec<Result1> {
+    if let Err(error) = confirmed_by(replicas, wait) {
         for result in &mut results {
             if result.is_ok() {
                 *result = Err(error.clone());
@@ -192,6 +209,27 @@ mod tests {
         let results = judge(answers, 3, 0);
         let destination = Some(SinkErrorClass::Destination);
         assert_eq!(classes(&results), [None, destination, destination]);
+    }
+
+    #[test]
+    fn what_goes_by_itself_has_an_answer_of_its_own() {
+        use SinkErrorClass::{Away, Destination};
+        let answers = || {
+            vec![
+                id(),
+                error("-OOM command not allowed when used memory > 'maxmemory'."),
+                error("-WRONGTYPE Operation against a key holding the wrong kind of value"),
+                Value::Nil,
+            ]
+        };
+        let each = [None, Some(Away), Some(Destination), Some(Destination)];
+        assert_eq!(classes(&judge_each(answers(), 4, 0)), each);
+        let missing = classes(&judge_each(answers()[..1].to_vec(), 2, 0));
+        assert_eq!(missing, [None, Some(Away)]);
+        let wait = |confirmed| vec![id(), Value::Int(confirmed)];
+        assert_eq!(classes(&judge_each(wait(1), 1, 1)), [None]);
+        assert_eq!(classes(&judge_each(wait(0), 1, 1)), [Some(Away)]);
+        assert_eq!(classes(&judge_each(vec![id()], 1, 1)), [Some(Away)]);
     }
 
     #[test]

@@ -75,8 +75,9 @@ impl RedisSinkConfig {
 /// Appends events to the Redis streams that their topics name.
 ///
 /// # Guarantees
-/// - Rows of one call go in transactions (`MULTI`) of at most 256 rows or 1 MiB, one after the other: order per key is that
-///   of the call, and no row passes an earlier one of its key that failed.
+/// - Rows of one call go in parts of at most 256 rows or 1 MiB, one after the other; a part in which a key has two rows, and
+///   in a cluster every part, is a transaction (`MULTI`). Order per key is that of the call, and no row passes an earlier one of
+///   its key that failed.
 /// - `Ok` means that Redis has answered, and that [`Config::replicas_min`] replicas have confirmed it (not in a cluster).
 /// - Every part of an event arrives as it was, headers in order with repeats and bytes.
 ///
@@ -161,11 +162,15 @@ impl Inner {
     /// The commands of one part.
     fn pipeline(&self, part: &Part, rows: &[Arc<OutboxRow>], streams: &[String]) -> Pipeline {
         let mut pipeline = Pipeline::with_capacity(part.rows.len() + 3);
-        pipeline.cmd("MULTI");
+        if part.whole {
+            pipeline.cmd("MULTI");
+        }
         for index in &part.rows {
             pipeline.add_command(entry::command(&self.how, &streams[*index], &rows[*index]));
         }
-        pipeline.cmd("EXEC");
+        if part.whole {
+            pipeline.cmd("EXEC");
+        }
         if self.replicas > 0 {
             pipeline.cmd("WAIT").arg(self.replicas).arg(self.wait_ms);
         }
@@ -220,7 +225,11 @@ impl Inner {
                     if answer::confirmed(&answers, self.replicas).is_err() {
                         self.unconfirmed.store(true, Ordering::Release);
                     }
-                    answer::judge(answers, count, self.replicas)
+                    if part.whole {
+                        answer::judge(answers, count, self.replicas)
+                    } else {
+                        answer::judge_each(answers, count, self.replicas)
+                    }
                 }
                 Err(error) => vec![Err(error); count],
             };

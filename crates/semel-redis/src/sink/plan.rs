@@ -1,6 +1,6 @@
 //! Which rows of a call go together, so that no row can pass an earlier one of its key that fails.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,14 +8,16 @@ use semel_core::store::OutboxRow;
 
 use super::entry;
 
-/// Rows that go as one transaction; all in one call after the other, the next only when the last has gone well.
+/// Rows that go together; all in one call after the other, the next only when the last has gone well.
 ///
 /// Redis runs a transaction whole: what fails in it fails for its whole stream. So rows of one key may stand in one
-/// transaction only where they go to one stream.
+/// transaction only where they go to one stream. Where no key has two rows there is no order to keep, and no transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Part {
     /// Indices of rows, in order.
     pub(super) rows: Vec<usize>,
+    /// They are one transaction.
+    pub(super) whole: bool,
     bytes: usize,
 }
 
@@ -42,7 +44,19 @@ pub(super) fn parts(rows: &[Arc<OutboxRow>], streams: &[String], cluster: bool) 
             cut(rows, wave, &mut parts);
         }
     }
+    for part in &mut parts {
+        // A cluster's driver may send commands that are no transaction to several nodes, and again one by one.
+        part.whole = cluster || has_a_key_twice(rows, &part.rows);
+    }
     parts
+}
+
+fn has_a_key_twice(rows: &[Arc<OutboxRow>], indices: &[usize]) -> bool {
+    let mut seen = HashSet::with_capacity(indices.len());
+    let mut keys = indices
+        .iter()
+        .filter_map(|index| rows[*index].event.key.as_deref());
+    keys.any(|key| !seen.insert(key))
 }
 
 /// The longest run of rows in which each key goes to one stream.
@@ -79,8 +93,8 @@ mod tests {
     use semel_core::{Event, Timestamp};
     use uuid::Uuid;
 
-    /// Rows of `key topic`, and how they are split.
-    fn split(rows: &[&str], cluster: bool) -> Vec<Vec<usize>> {
+    /// Rows of `key topic`, and their streams.
+    fn made(rows: &[&str]) -> (Vec<Arc<OutboxRow>>, Vec<String>) {
         let row = |text: &&str| {
             let (key, topic) = text.split_once(' ').unwrap();
             let mut event = Event::new(Uuid::from_u128(1), topic, "t");
@@ -93,7 +107,12 @@ mod tests {
             })
         };
         let rows: Vec<_> = rows.iter().map(row).collect();
-        let streams: Vec<_> = rows.iter().map(|row| row.event.topic.clone()).collect();
+        let streams = rows.iter().map(|row| row.event.topic.clone()).collect();
+        (rows, streams)
+    }
+
+    fn split(rows: &[&str], cluster: bool) -> Vec<Vec<usize>> {
+        let (rows, streams) = made(rows);
         parts(&rows, &streams, cluster)
             .into_iter()
             .map(|part| part.rows)
@@ -116,6 +135,22 @@ mod tests {
     fn in_a_cluster_each_stream_is_a_part() {
         assert_eq!(split(&["a x", "b y", "a x"], true), [vec![0, 2], vec![1]]);
         assert_eq!(split(&["a y", "b y", "a x"], true), [vec![0, 1], vec![2]]);
+    }
+
+    #[test]
+    fn only_a_part_with_a_key_twice_is_a_transaction() {
+        let whole = |rows: &[&str], cluster| {
+            let (rows, streams) = made(rows);
+            let parts = parts(&rows, &streams, cluster);
+            parts.iter().map(|part| part.whole).collect::<Vec<_>>()
+        };
+        assert_eq!(whole(&["a x", "b y", " x", " x"], false), [false]);
+        assert_eq!(whole(&["a x", "b x", "a x"], false), [true]);
+        assert_eq!(whole(&["a x", "b x", "a y", "b y"], false), [false, false]);
+        assert_eq!(whole(&["a x"], true), [true]);
+        let mut many = vec!["a x"; ROWS_MAX];
+        many.push("b x");
+        assert_eq!(whole(&many, false), [true, false]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod outbox;
 mod outbox_desk;
 mod outbox_due;
 mod outbox_limit;
+mod outbox_page;
 mod outbox_reshard;
 mod outbox_rows;
 mod saga;

@@ -16,7 +16,6 @@ use std::fmt::Write as _;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::TryStreamExt as _;
 use semel_core::relay::{Cursor, OwnedShard, ShardLease, Slots};
 use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Measured, Opening,
@@ -27,7 +26,7 @@ use semel_core::{ErrorKind, Nonce, StoreError, Timestamp};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, SqliteConnection};
 
-use super::outbox_rows::{EVENT, SHARD, Shard, exception, id_of, page_row, shard};
+use super::outbox_rows::{EVENT, SHARD, Shard, exception, id_of, shard};
 use crate::db::Sqlite;
 use crate::error::classify;
 
@@ -205,42 +204,7 @@ impl OutboxStore for Sqlite {
         after: i64,
         size: PageSize,
     ) -> Result<Guarded<Page>, StoreError> {
-        let failed = |error| classify("read_page", error);
-        let found = self.find(lease, "read_page").await?;
-        let Some(found) = found.filter(|found| found.is_owned_by(lease)) else {
-            return Ok(Guarded::Lost);
-        };
-        if found.cursor.batch_no != cursor.batch_no || found.cursor.open != cursor.open {
-            return Ok(Guarded::Reload);
-        }
-        let Some(open) = &cursor.open else {
-            return Ok(Guarded::Done(Page::default()));
-        };
-        let sql = format!(
-            "SELECT {EVENT} FROM semel_outbox WHERE id > ?1 AND id <= ?2 AND stream = ?3 AND slot BETWEEN ?4 AND ?5
-             ORDER BY id LIMIT ?6"
-        );
-        let mut rows = sqlx::query(AssertSqlSafe(sql))
-            .bind(after.max(id_of(&cursor.prev)?))
-            .bind(id_of(open)?)
-            .bind(&lease.shard.stream)
-            .bind(lease.slots.first)
-            .bind(lease.slots.last)
-            .bind(size.rows)
-            .fetch(&self.reader);
-        let mut page = Page::default();
-        let mut bytes = 0;
-        while let Some(row) = rows.try_next().await.map_err(failed)? {
-            let row = page_row(&row)?;
-            bytes += row.row.event.data.as_ref().map_or(0, Bytes::len) as u64;
-            if bytes > size.bytes && !page.rows.is_empty() {
-                page.more = true;
-                break;
-            }
-            page.rows.push(row);
-        }
-        page.more |= page.rows.len() >= size.rows as usize;
-        Ok(Guarded::Done(page))
+        self.page(lease, cursor, after, size).await
     }
 
     async fn save_cursor(

@@ -1,6 +1,7 @@
 //! Rows of the outbox tables as values, and back.
 
 use bytes::Bytes;
+use rusqlite::types::ValueRef;
 use semel_core::inbox::headers::decode_event;
 use semel_core::relay::{Cursor, Epoch, LogCopy, Mark, ShardId, ShardLease, Slots, Takeovers};
 use semel_core::store::{Exception, ExceptionKind, OutboxRow, PageRow, StoredException};
@@ -9,11 +10,26 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 use uuid::Uuid;
 
-use crate::error::classify;
+use crate::error::{classify, direct_failed};
 
 /// The columns that [`page_row`] reads.
 pub(super) const EVENT: &str =
     "id, stream, event_id, topic, type, source, key, content_type, headers, data, traceparent, created_at";
+/// The same, each by its place.
+const COLUMNS: [&str; 12] = [
+    "id",
+    "stream",
+    "event_id",
+    "topic",
+    "type",
+    "source",
+    "key",
+    "content_type",
+    "headers",
+    "data",
+    "traceparent",
+    "created_at",
+];
 /// The columns that [`shard`] reads.
 pub(super) const SHARD: &str =
     "stream, shard, slot_first, slot_last, epoch, nonce, owner, until, prev, open, last_id,
@@ -103,32 +119,64 @@ fn log_copy(text: &str) -> Result<LogCopy, sqlx::Error> {
         .ok_or_else(|| sqlx::Error::Decode(format!("column log cannot be read: {text:?}").into()))
 }
 
+/// The columns of [`EVENT`], by their places, whichever driver has read them.
+pub(super) trait Columns {
+    /// Text or bytes.
+    fn bytes(&self, at: usize) -> Result<Option<Vec<u8>>, StoreError>;
+    fn number(&self, at: usize) -> Result<i64, StoreError>;
+}
+
+/// By their names: others may stand beside them.
+impl Columns for SqliteRow {
+    fn bytes(&self, at: usize) -> Result<Option<Vec<u8>>, StoreError> {
+        self.try_get_unchecked(COLUMNS[at])
+            .map_err(|error| classify("read row", error))
+    }
+
+    fn number(&self, at: usize) -> Result<i64, StoreError> {
+        self.try_get(COLUMNS[at])
+            .map_err(|error| classify("read row", error))
+    }
+}
+
+impl Columns for rusqlite::Row<'_> {
+    fn bytes(&self, at: usize) -> Result<Option<Vec<u8>>, StoreError> {
+        let failed = |error| direct_failed("read row", error);
+        match self.get_ref(at).map_err(failed)? {
+            ValueRef::Null => Ok(None),
+            ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Ok(Some(bytes.to_vec())),
+            value => Err(failed(rusqlite::Error::InvalidColumnType(
+                at,
+                COLUMNS[at].to_owned(),
+                value.data_type(),
+            ))),
+        }
+    }
+
+    fn number(&self, at: usize) -> Result<i64, StoreError> {
+        self.get(at).map_err(|error| direct_failed("read row", error))
+    }
+}
+
 /// A row of the outbox or of the exceptions. What cannot be read makes this row barred, never the page.
-pub(super) fn page_row(row: &SqliteRow) -> Result<PageRow, StoreError> {
-    let failed = |error| classify("read row", error);
+pub(super) fn page_row(row: &impl Columns) -> Result<PageRow, StoreError> {
     let mut barred = None;
-    let mut text = |column: &'static str| -> Result<Option<String>, StoreError> {
+    let mut text = |at: usize| -> Result<Option<String>, StoreError> {
         // Other programs write here too, and SQLite does not check that text is UTF-8.
-        let bytes: Option<Vec<u8>> = row.try_get_unchecked(column).map_err(failed)?;
-        Ok(bytes.map(|bytes| {
+        Ok(row.bytes(at)?.map(|bytes| {
             String::from_utf8(bytes).unwrap_or_else(|error| {
-                barred = Some(format!("column {column} is not UTF-8"));
+                barred = Some(format!("column {} is not UTF-8", COLUMNS[at]));
                 String::from_utf8_lossy(error.as_bytes()).into_owned()
             })
         }))
     };
-    let (stream, topic, kind) = (text("stream")?, text("topic")?, text("type")?);
-    let (source, content_type, traceparent) = (text("source")?, text("content_type")?, text("traceparent")?);
-    let id: Vec<u8> = row.try_get("event_id").map_err(failed)?;
-    let id = Uuid::from_slice(&id).unwrap_or_else(|_| {
+    let (stream, topic, kind) = (text(1)?, text(3)?, text(4)?);
+    let (source, content_type, traceparent) = (text(5)?, text(7)?, text(10)?);
+    let id = Uuid::from_slice(&row.bytes(2)?.unwrap_or_default()).unwrap_or_else(|_| {
         barred = Some("event_id is not 16 bytes".to_owned());
         Uuid::nil()
     });
-    let bytes = |column| -> Result<Option<Bytes>, StoreError> {
-        let value: Option<Vec<u8>> = row.try_get(column).map_err(failed)?;
-        Ok(value.map(Bytes::from))
-    };
-    let headers = decode_event(bytes("headers")?.as_deref()).unwrap_or_else(|why| {
+    let headers = decode_event(row.bytes(8)?.as_deref()).unwrap_or_else(|why| {
         barred = Some(why.to_owned());
         Vec::new()
     });
@@ -138,16 +186,16 @@ pub(super) fn page_row(row: &SqliteRow) -> Result<PageRow, StoreError> {
         topic: topic.unwrap_or_default(),
         kind: kind.unwrap_or_default(),
         source: source.unwrap_or_default(),
-        key: bytes("key")?,
+        key: row.bytes(6)?.map(Bytes::from),
         content_type,
         headers,
-        data: bytes("data")?,
+        data: row.bytes(9)?.map(Bytes::from),
         traceparent,
     };
     Ok(PageRow {
         row: OutboxRow {
-            row: row.try_get("id").map_err(failed)?,
-            created_at: Timestamp(row.try_get("created_at").map_err(failed)?),
+            row: row.number(0)?,
+            created_at: Timestamp(row.number(11)?),
             batch_no: 0,
             event,
         },
@@ -178,4 +226,14 @@ pub(super) fn exception(row: &SqliteRow) -> Result<StoredException, StoreError> 
         })
     };
     read().map_err(|error| classify("exceptions", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_named_in_the_order_in_which_they_are_read() {
+        assert_eq!(COLUMNS.join(", "), EVENT);
+    }
 }
