@@ -127,29 +127,34 @@ async fn writes_within_a_lease_leave_the_indexes_alone() {
                    WHERE schemaname = 'semel' AND relname = 'saga'";
         sqlx::query_as(sql).fetch_one(db.pool()).await.unwrap()
     };
-    let _ = counted(&db, &lent).await;
-    let before = updates().await;
-    let mut config = Config::new(&lent.url);
-    (config.connections_max, config.key_connections_max) = (1, 1);
-    let db = Postgres::connect(config).await.unwrap();
-    for version in 1..11 {
-        // Running, not waiting: the status is in an index.
-        let now = db.saga_time().await.unwrap();
-        let saves: Vec<Save> = held
-            .iter()
-            .map(|held| Save {
-                due_at: Some(now),
-                ..moved(held, version, Status::Running)
-            })
-            .collect();
-        assert_eq!(db.save_sagas(&saves).await.unwrap(), vec![SaveReply::Saved; 200]);
+    let mut found = Vec::new();
+    for turn in 0..3 {
+        let _ = counted(&db, &lent).await;
+        let before = updates().await;
+        let mut config = Config::new(&lent.url);
+        (config.connections_max, config.key_connections_max) = (1, 1);
+        let db = Postgres::connect(config).await.unwrap();
+        for version in turn * 10 + 1..turn * 10 + 11 {
+            // Running, not waiting: the status is in an index.
+            let now = db.saga_time().await.unwrap();
+            let saves: Vec<Save> = held
+                .iter()
+                .map(|held| Save {
+                    due_at: Some(now),
+                    ..moved(held, version, Status::Running)
+                })
+                .collect();
+            assert_eq!(db.save_sagas(&saves).await.unwrap(), vec![SaveReply::Saved; 200]);
+        }
+        let _ = counted(&db, &lent).await;
+        let after = updates().await;
+        let (all, in_place) = (after.0 - before.0, after.1 - before.1);
+        assert_eq!(all, 2_000);
+        if in_place * 10 >= all * 8 {
+            return;
+        }
+        // The server gathers statistics now and then, and keeps old versions for as long as that lasts.
+        found.push(in_place);
     }
-    let _ = counted(&db, &lent).await;
-    let after = updates().await;
-    let (all, in_place) = (after.0 - before.0, after.1 - before.1);
-    assert_eq!(all, 2_000);
-    assert!(
-        in_place * 10 >= all * 8,
-        "{in_place} of {all} stayed on their page"
-    );
+    panic!("of 2000 stayed on their page: {found:?}");
 }
