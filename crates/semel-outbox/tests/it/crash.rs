@@ -53,7 +53,9 @@ impl Sink for Lines {
             .unwrap();
         for row in rows {
             let key = String::from_utf8(row.event.key.clone().unwrap().to_vec()).unwrap();
-            writeln!(file, "{} {key} {}", row.row, row.event.id).unwrap();
+            // In one piece: a call on another thread may end the process in the middle.
+            let line = format!("{} {key} {}\n", row.row, row.event.id);
+            file.write_all(line.as_bytes()).unwrap();
         }
         let results = rows.iter().map(|_| Ok(())).collect();
         Box::pin(std::future::ready(results))
