@@ -7,6 +7,8 @@
 //! The data is lossless: JSON stays the same text (less the space around it), `text/…` in UTF-8 is a string, everything
 //! else is base64. Headers of the event are not in the document; they stay beside it.
 
+use std::fmt::Write as _;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -22,6 +24,36 @@ pub const MEDIA_TYPE: &str = "application/cloudevents+json";
 #[must_use]
 pub fn is_structured(content_type: &str) -> bool {
     essence(content_type).eq_ignore_ascii_case(MEDIA_TYPE)
+}
+
+/// Whether a byte stands for itself in the value of a header.
+const fn is_plain(byte: u8) -> bool {
+    matches!(byte, 0x21..=0x7e) && byte != b'"' && byte != b'%'
+}
+
+/// An attribute as the value of a header, percent-encoded byte by byte as the binary content mode says
+/// (<https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/http-protocol-binding.md>, 3.1.3.2).
+///
+/// ```
+/// assert_eq!(semel_core::cloudevents::header_value(b"100% \xff"), "100%25%20%FF");
+/// ```
+#[must_use]
+pub fn header_value(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(header_value_len(bytes));
+    for byte in bytes {
+        if is_plain(*byte) {
+            text.push(char::from(*byte));
+        } else {
+            let _ = write!(text, "%{byte:02X}");
+        }
+    }
+    text
+}
+
+/// Bytes of [`header_value`].
+#[must_use]
+pub fn header_value_len(bytes: &[u8]) -> usize {
+    bytes.len() + 2 * bytes.iter().filter(|byte| !is_plain(**byte)).count()
 }
 
 fn essence(content_type: &str) -> &str {
@@ -240,6 +272,18 @@ mod tests {
 
     fn text(event: Event) -> String {
         String::from_utf8(document(&row(event)).unwrap().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn what_no_header_could_carry_is_percent_encoded() {
+        for (bytes, value) in [
+            (&b"a~!"[..], "a~!"),
+            (b"\" %\x7f\r\xff", "%22%20%25%7F%0D%FF"),
+            (b"", ""),
+        ] {
+            assert_eq!(header_value(bytes), value);
+            assert_eq!(header_value_len(bytes), value.len());
+        }
     }
 
     #[test]

@@ -29,6 +29,7 @@ pub mod retry;
 pub mod saga;
 pub mod signature;
 pub mod store;
+pub mod template;
 pub mod wire;
 
 pub use claim::{

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use semel_core::{ErrorKind, Event, StoreError};
+use semel_core::template::Template;
+use semel_core::{ErrorKind, StoreError};
 
 /// Settings of a [`NatsSink`](crate::NatsSink).
 #[derive(Clone)]
@@ -69,65 +70,28 @@ pub(crate) fn invalid(text: impl Into<std::borrow::Cow<'static, str>>) -> StoreE
     StoreError::new(ErrorKind::Invalid, "nats", text)
 }
 
-/// A subject in which parts of an event take their places.
-#[derive(Debug, Clone)]
-pub(crate) struct Subject(Vec<Part>);
-
-#[derive(Debug, Clone)]
-enum Part {
-    Text(String),
-    Topic,
-    Stream,
-}
-
-impl Subject {
-    /// Reads it; refuses what is no subject with any topic.
-    pub(crate) fn read(text: &str) -> Result<Self, StoreError> {
-        let rest = text.replace("{topic}", "t").replace("{stream}", "s");
-        let bad = |c: char| c.is_whitespace() || c.is_control() || "{}*>".contains(c);
-        if rest.split('.').any(str::is_empty) || rest.contains(bad) {
-            let text =
-                "the subject must be parts separated by dots, with {topic} and {stream} as its only places";
-            return Err(invalid(text));
-        }
-        let mut parts = Vec::new();
-        let mut rest = text;
-        while let Some((before, after)) = rest.split_once('{') {
-            let (name, behind) = after.split_once('}').unwrap_or((after, ""));
-            parts.push(Part::Text(before.to_owned()));
-            parts.push(if name == "topic" {
-                Part::Topic
-            } else {
-                Part::Stream
-            });
-            rest = behind;
-        }
-        parts.push(Part::Text(rest.to_owned()));
-        Ok(Self(parts))
+/// A subject in which parts of an event take their places; refuses what is no subject with any topic.
+pub(crate) fn subject(text: &str) -> Result<Template, StoreError> {
+    let wrong = || {
+        invalid("the subject must be parts separated by dots, with {topic} and {stream} as its only places")
+    };
+    let rest = text.replace("{topic}", "t").replace("{stream}", "s");
+    let bad = |c: char| c.is_whitespace() || c.is_control() || "{}*>".contains(c);
+    if rest.split('.').any(str::is_empty) || rest.contains(bad) {
+        return Err(wrong());
     }
-
-    /// With the parts of this event.
-    pub(crate) fn fill(&self, event: &Event) -> String {
-        self.0
-            .iter()
-            .map(|part| match part {
-                Part::Text(text) => text,
-                Part::Topic => &event.topic,
-                Part::Stream => &event.stream,
-            })
-            .map(String::as_str)
-            .collect()
-    }
+    Template::read(text).ok_or_else(wrong)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use semel_core::Event;
 
     #[test]
     fn places_in_a_subject_are_filled_and_what_is_no_subject_is_refused() {
         let event = Event::new(uuid::Uuid::from_u128(7), "orders.v1", "placed").with_stream("shop");
-        let fill = |text: &str| Subject::read(text).map(|subject| subject.fill(&event));
+        let fill = |text: &str| subject(text).map(|subject| subject.fill(&event));
         assert_eq!(fill("{topic}").unwrap(), "orders.v1");
         assert_eq!(fill("a.{stream}.{topic}").unwrap(), "a.shop.orders.v1");
         for wrong in ["", "a..b", ".a", "a b", "a.*", "a.>", "{type}", "{topic"] {

@@ -1,9 +1,8 @@
 //! An event as a message.
 
-use std::fmt::Write as _;
-
 use async_nats::{HeaderMap, HeaderName};
 use bytes::Bytes;
+use semel_core::cloudevents::{header_value, header_value_len};
 use semel_core::limits::{self, LimitExceeded};
 use semel_core::store::OutboxRow;
 use semel_core::{Event, Timestamp};
@@ -64,20 +63,20 @@ pub(crate) fn check(event: &Event, subject: &str, bytes_max: usize) -> Result<()
 
 /// Bytes of the headers on the wire, as [`headers`] makes them: every event is asked for them before it is sent.
 fn header_bytes(event: &Event) -> usize {
-    let source = encoded_len(event.source.as_bytes());
+    let source = header_value_len(event.source.as_bytes());
     let message_id = if event.source == SOURCE {
         ID_CHARS
     } else {
         source + 1 + ID_CHARS
     };
     let of_key = event.key.as_ref().map_or(0, |key| {
-        line("ce-partitionkey", encoded_len(key)) + line("ce-sequence", SEQUENCE_CHARS)
+        line("ce-partitionkey", header_value_len(key)) + line("ce-sequence", SEQUENCE_CHARS)
     });
     let optional = |name: &str, text: &Option<String>| text.as_ref().map_or(0, |text| line(name, text.len()));
     let own: usize = event
         .headers
         .iter()
-        .map(|(name, value)| line(name, encoded_len(value)))
+        .map(|(name, value)| line(name, header_value_len(value)))
         .sum();
     let names: usize = event.headers.iter().map(|(name, _)| name.len() + 1).sum();
     // "NATS/1.0", a line each, and an empty one.
@@ -86,7 +85,7 @@ fn header_bytes(event: &Event) -> usize {
         + line("ce-specversion", "1.0".len())
         + line("ce-id", ID_CHARS)
         + line("ce-source", source)
-        + line("ce-type", encoded_len(event.kind.as_bytes()))
+        + line("ce-type", header_value_len(event.kind.as_bytes()))
         + line("ce-time", TIME_CHARS)
         + line("semel-topic", event.topic.len())
         + of_key
@@ -116,7 +115,7 @@ fn message_id(event: &Event) -> String {
     if event.source == SOURCE {
         event.id.to_string()
     } else {
-        format!("{}/{}", encode(event.source.as_bytes()), event.id)
+        format!("{}/{}", header_value(event.source.as_bytes()), event.id)
     }
 }
 
@@ -130,12 +129,12 @@ fn headers(event: &Event, at: Timestamp, sequence: Option<String>) -> HeaderMap 
     headers.insert(MESSAGE_ID.clone(), message_id(event));
     headers.insert(SPECVERSION.clone(), "1.0");
     headers.insert(ID.clone(), event.id.to_string());
-    headers.insert(CE_SOURCE.clone(), encode(event.source.as_bytes()));
-    headers.insert(TYPE.clone(), encode(event.kind.as_bytes()));
+    headers.insert(CE_SOURCE.clone(), header_value(event.source.as_bytes()));
+    headers.insert(TYPE.clone(), header_value(event.kind.as_bytes()));
     headers.insert(TIME.clone(), at.rfc3339());
     headers.insert(TOPIC.clone(), event.topic.as_str());
     if let Some(key) = &event.key {
-        headers.insert(PARTITION_KEY.clone(), encode(key));
+        headers.insert(PARTITION_KEY.clone(), header_value(key));
     }
     if let Some(sequence) = sequence {
         headers.insert(SEQUENCE.clone(), sequence);
@@ -151,35 +150,13 @@ fn headers(event: &Event, at: Timestamp, sequence: Option<String>) -> HeaderMap 
     }
     // Their names are none of those above: `check` has refused those.
     for (name, value) in &event.headers {
-        headers.append(name.as_str(), encode(value));
+        headers.append(name.as_str(), header_value(value));
     }
     if event.headers.len() > 1 {
         let names: Vec<&str> = event.headers.iter().map(|(name, _)| name.as_str()).collect();
         headers.insert(HEADERS.clone(), names.join(","));
     }
     headers
-}
-
-/// Whether a byte stands for itself in the value of a header.
-const fn is_plain(byte: u8) -> bool {
-    matches!(byte, 0x21..=0x7e) && byte != b'"' && byte != b'%'
-}
-
-fn encoded_len(bytes: &[u8]) -> usize {
-    bytes.len() + 2 * bytes.iter().filter(|byte| !is_plain(**byte)).count()
-}
-
-/// Percent-encodes as the CloudEvents bindings say, byte by byte.
-fn encode(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(encoded_len(bytes));
-    for byte in bytes {
-        if is_plain(*byte) {
-            text.push(char::from(*byte));
-        } else {
-            let _ = write!(text, "%{byte:02X}");
-        }
-    }
-    text
 }
 
 #[cfg(test)]
@@ -253,11 +230,5 @@ mod tests {
             assert!(check(&row.event, "t", wire).is_ok(), "{:?}", row.event);
             assert!(check(&row.event, "t", wire - 1).is_err(), "{:?}", row.event);
         }
-    }
-
-    #[test]
-    fn what_http_could_not_carry_is_percent_encoded() {
-        assert_eq!(encode(b"a~!"), "a~!");
-        assert_eq!(encode(b"\" %\x7f\r\xff"), "%22%20%25%7F%0D%FF");
     }
 }

@@ -9,10 +9,11 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use semel_core::limits::LimitExceeded;
 use semel_core::relay::Waves;
 use semel_core::store::{OutboxRow, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder};
+use semel_core::template::Template;
 use semel_core::{Event, StoreError};
 
 use crate::class;
-use crate::config::{NatsConfig, Subject};
+use crate::config::{self, NatsConfig};
 use crate::link::{ANSWERS_MAX, Inbox, Link, away};
 use crate::record;
 
@@ -34,7 +35,7 @@ pub struct NatsSink {
 
 struct Shared {
     link: Link,
-    subject: Subject,
+    subject: Template,
     in_flight_max: usize,
     message_bytes_max: usize,
 }
@@ -54,7 +55,7 @@ impl NatsSink {
     /// `Invalid`: a URL, subject or credentials that cannot be used.
     pub fn new(config: NatsConfig) -> Result<Self, StoreError> {
         let shared = Shared {
-            subject: Subject::read(&config.subject)?,
+            subject: config::subject(&config.subject)?,
             in_flight_max: config.in_flight_max.clamp(1, ANSWERS_MAX),
             message_bytes_max: config.message_bytes_max,
             link: Link::new(config)?,
@@ -105,7 +106,7 @@ impl Call<'_> {
         }
     }
 
-    fn answered(&mut self, answer: &Message, subject: &Subject) {
+    fn answered(&mut self, answer: &Message, subject: &Template) {
         let number = self.inbox.number(answer.subject.as_str());
         let index = number.and_then(|number| usize::try_from(number.checked_sub(self.first)?).ok());
         if let Some(index) = index
@@ -116,7 +117,7 @@ impl Call<'_> {
     }
 
     /// The server says, outside of any answer, that the user may not do something.
-    fn barred(&mut self, text: &str, subject: &Subject) {
+    fn barred(&mut self, text: &str, subject: &Template) {
         self.closing = true;
         for index in 0..self.rows.len() {
             if self.open[index] && class::bars(text, &subject.fill(&self.rows[index].event)) {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lapin::uri::{AMQPScheme, AMQPUri};
+use semel_core::template::{PLACES, Template};
 use semel_core::{ErrorKind, StoreError};
 
 /// Settings of a [`RabbitmqSink`](crate::RabbitmqSink).
@@ -73,79 +74,13 @@ fn invalid(text: &'static str) -> StoreError {
 }
 
 /// A text in which parts of an event take their places.
-#[derive(Debug, Clone)]
-pub(crate) struct Template(Vec<Part>);
-
-#[derive(Debug, Clone)]
-enum Part {
-    Text(String),
-    Topic,
-    Stream,
-    Type,
-}
-
-impl Template {
-    /// Reads it; refuses names that no event has.
-    pub(crate) fn read(text: &str) -> Result<Self, StoreError> {
-        let mut parts = Vec::new();
-        let mut rest = text;
-        while let Some((before, after)) = rest.split_once('{') {
-            let wrong = || invalid("a place in a template is {topic}, {stream} or {type}");
-            let (name, behind) = after.split_once('}').ok_or_else(wrong)?;
-            parts.push(Part::Text(before.to_owned()));
-            parts.push(match name {
-                "topic" => Part::Topic,
-                "stream" => Part::Stream,
-                "type" => Part::Type,
-                _ => return Err(wrong()),
-            });
-            rest = behind;
-        }
-        parts.push(Part::Text(rest.to_owned()));
-        Ok(Self(parts))
-    }
-
-    /// Whether it is the same for every event.
-    pub(crate) fn is_fixed(&self) -> bool {
-        self.0.iter().all(|part| matches!(part, Part::Text(_)))
-    }
-
-    /// With the parts of this event.
-    pub(crate) fn fill(&self, event: &semel_core::Event) -> String {
-        self.0
-            .iter()
-            .map(|part| match part {
-                Part::Text(text) => text,
-                Part::Topic => &event.topic,
-                Part::Stream => &event.stream,
-                Part::Type => &event.kind,
-            })
-            .map(String::as_str)
-            .collect()
-    }
+pub(crate) fn template(text: &str) -> Result<Template, StoreError> {
+    Template::read(text).ok_or_else(|| invalid(PLACES))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use semel_core::Event;
-
-    #[test]
-    fn places_in_a_template_are_filled_and_unknown_ones_refused() {
-        let event = Event::new(uuid::Uuid::from_u128(7), "orders", "placed").with_stream("shop");
-        let fill = |text: &str| Template::read(text).map(|template| template.fill(&event));
-        assert_eq!(fill("").unwrap(), "");
-        assert!(
-            Template::read("shop").unwrap().is_fixed() && !Template::read("shop.{type}").unwrap().is_fixed()
-        );
-        assert_eq!(
-            fill("a.{stream}.{topic}-{type}.b").unwrap(),
-            "a.shop.orders-placed.b"
-        );
-        for wrong in ["{key}", "{topic", "a{"] {
-            assert!(fill(wrong).is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn a_url_that_cannot_be_read_is_refused_and_no_secret_is_shown() {

@@ -12,10 +12,11 @@ use lapin::{Channel, Confirmation};
 use semel_core::limits::LimitExceeded;
 use semel_core::relay::Waves;
 use semel_core::store::{OutboxRow, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder};
+use semel_core::template::Template;
 use semel_core::{Event, StoreError};
 
 use crate::class;
-use crate::config::{RabbitmqConfig, Template};
+use crate::config::{RabbitmqConfig, template};
 use crate::link::Link;
 use crate::record;
 
@@ -69,8 +70,8 @@ impl RabbitmqSink {
         };
         let shared = Shared {
             link: Link::new(config.uri()?, tls, config.connect_timeout),
-            exchange: Template::read(&config.exchange)?,
-            routing_key: Template::read(&config.routing_key)?,
+            exchange: template(&config.exchange)?,
+            routing_key: template(&config.routing_key)?,
             in_flight_max: config.in_flight_max.max(1),
             message_bytes_max: config.message_bytes_max,
         };

@@ -1,10 +1,9 @@
 //! An event as an HTTP request.
 
-use std::fmt::Write as _;
-
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, HeaderName, Request};
+use semel_core::cloudevents::header_value;
 use semel_core::limits::{self, LimitExceeded};
 use semel_core::store::OutboxRow;
 use semel_core::{Event, Timestamp, signature, wire};
@@ -58,12 +57,12 @@ pub(crate) fn request(
     add(ID.clone(), id.clone())?;
     add(SENT.clone(), sent)?;
     add(CE_ID.clone(), id)?;
-    add(CE_SOURCE.clone(), encode(event.source.as_bytes()))?;
-    add(CE_TYPE.clone(), encode(event.kind.as_bytes()))?;
+    add(CE_SOURCE.clone(), header_value(event.source.as_bytes()))?;
+    add(CE_TYPE.clone(), header_value(event.kind.as_bytes()))?;
     add(CE_TIME.clone(), time(row.created_at))?;
     add(TOPIC.clone(), event.topic.clone())?;
     if let Some(key) = &event.key {
-        add(CE_PARTITIONKEY.clone(), encode(key))?;
+        add(CE_PARTITIONKEY.clone(), header_value(key))?;
     }
     if let Some(sequence) = row.sequence() {
         add(CE_SEQUENCE.clone(), sequence)?;
@@ -75,7 +74,7 @@ pub(crate) fn request(
         add(TRACEPARENT.clone(), traceparent.clone())?;
     }
     for (name, value) in &event.headers {
-        add(passed_on(name)?, encode(value))?;
+        add(passed_on(name)?, header_value(value))?;
     }
     headers.append(CE_SPECVERSION.clone(), HeaderValue::from_static("1.0"));
     if event.data.is_none() {
@@ -144,20 +143,6 @@ fn passed_on(name: &str) -> Result<HeaderName, http::Error> {
 
 fn time(at: Timestamp) -> String {
     at.rfc3339()
-}
-
-/// Percent-encodes as the CloudEvents HTTP binding (section 3.1.3.2) says, byte by byte.
-fn encode(bytes: &[u8]) -> String {
-    let plain = |byte: &u8| matches!(byte, 0x21..=0x7e) && !matches!(byte, b'"' | b'%');
-    let mut text = String::with_capacity(bytes.len());
-    for byte in bytes {
-        if plain(byte) {
-            text.push(char::from(*byte));
-        } else {
-            let _ = write!(text, "%{byte:02X}");
-        }
-    }
-    text
 }
 
 #[cfg(test)]

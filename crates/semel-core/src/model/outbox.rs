@@ -442,30 +442,14 @@ impl OutboxStore for MemoryOutbox {
         }
         let opening = match first {
             Some(first) => {
-                shard.cursor = Cursor {
-                    prev: prev.clone(),
-                    open: Some(cur),
-                    last_id: first - 1,
-                    batch_no: from.batch_no + 1,
-                    batch: Nonce::random(),
-                    version: from.version + 1,
-                    suspect: None,
-                    log: shard.cursor.log,
-                };
+                shard.cursor = from.opened(cur, first);
                 let cursor = shard.cursor.clone();
                 // A store may bring the first page or leave it to be asked for.
                 let page = (cursor.batch_no % 2 == 0).then(|| inner.page(lease, &cursor, first - 1, size));
                 Opening::Opened(cursor, page)
             }
             None if advance => {
-                shard.cursor = Cursor {
-                    prev: cur,
-                    open: None,
-                    last_id: 0,
-                    version: from.version + 1,
-                    suspect: None,
-                    ..from.clone()
-                };
+                shard.cursor = from.moved(cur);
                 Opening::Moved(shard.cursor.clone())
             }
             None => Opening::Empty,

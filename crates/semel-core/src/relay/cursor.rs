@@ -64,6 +64,37 @@ pub struct Cursor {
     pub log: Option<LogCopy>,
 }
 
+impl Cursor {
+    /// This cursor with the next batch opened: what is visible in `cur` and was not settled by this one, which a batch that is still
+    /// open counts as. `first` is the number of its first row. The nonce is a fresh one.
+    #[must_use]
+    pub fn opened(&self, cur: Mark, first: i64) -> Self {
+        Self {
+            prev: self.open.as_ref().unwrap_or(&self.prev).clone(),
+            open: Some(cur),
+            last_id: first - 1,
+            batch_no: self.batch_no + 1,
+            batch: Nonce::random(),
+            version: self.version + 1,
+            suspect: None,
+            log: self.log,
+        }
+    }
+
+    /// This cursor moved on to `cur`, where nothing is to be sent.
+    #[must_use]
+    pub fn moved(&self, cur: Mark) -> Self {
+        Self {
+            prev: cur,
+            open: None,
+            last_id: 0,
+            version: self.version + 1,
+            suspect: None,
+            ..self.clone()
+        }
+    }
+}
+
 /// The [`Cursor::batch_no`] of a cursor that is put back to the beginning, because its store was restored or copied: above
 /// all that the store gave out before it was (rule O16). A counter never gets as far as the time in microseconds, and the next
 /// restore comes later.
@@ -194,6 +225,37 @@ mod tests {
             }
             assert_eq!(next, SLOTS);
         }
+    }
+
+    #[test]
+    fn the_next_batch_begins_where_the_last_one_ends_settled_or_open() {
+        let cursor = Cursor {
+            prev: Mark::new("1"),
+            open: Some(Mark::new("5")),
+            last_id: 4,
+            batch_no: 2,
+            batch: Nonce([3; 16]),
+            version: 7,
+            suspect: Some(4),
+            log: None,
+        };
+        let next = cursor.opened(Mark::new("9"), 30);
+        assert_eq!(
+            (next.prev.as_str(), next.open.as_ref().map(Mark::as_str)),
+            ("5", Some("9"))
+        );
+        assert_eq!(
+            (next.last_id, next.batch_no, next.version, next.suspect),
+            (29, 3, 8, None)
+        );
+        assert_ne!(next.batch, cursor.batch);
+        let moved = next.moved(Mark::new("12"));
+        assert_eq!(
+            (moved.prev.as_str(), &moved.open, moved.last_id),
+            ("12", &None, 0)
+        );
+        assert_eq!((moved.batch_no, moved.batch, moved.version), (3, next.batch, 9));
+        assert_eq!(moved.opened(Mark::new("15"), 1).prev.as_str(), "12");
     }
 
     #[test]

@@ -38,8 +38,8 @@ impl Machine {
             if let Some(why) = self.one_result(now, row, result, dice) {
                 poison.push((row, why));
             }
-            if none_left && let Some(entry) = self.window.get_mut(row) {
-                entry.not_before = entry.not_before.max(now.saturating_add(HELD_BACK_MS));
+            if none_left {
+                self.hold_off(now, row);
             }
         }
         // Only when the later rows of a parked key are back in the queue can they be moved with it.
@@ -83,6 +83,13 @@ impl Machine {
                 self.reached(now);
                 self.refused(now, row, &error, dice)
             }
+        }
+    }
+
+    /// A row of a call of which nothing left is not tried again at once.
+    pub(super) fn hold_off(&mut self, now: u64, row: i64) {
+        if let Some(entry) = self.window.get_mut(row) {
+            entry.not_before = entry.not_before.max(now.saturating_add(HELD_BACK_MS));
         }
     }
 

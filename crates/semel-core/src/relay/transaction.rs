@@ -14,7 +14,6 @@ use super::command::{Command, End, PauseKind};
 use super::cursor::{Cursor, OwnedShard};
 use super::log::{LogCopy, LogPlace, Onward, compare};
 use super::machine::Machine;
-use super::settle::HELD_BACK_MS;
 use super::window::{Entry, State};
 use crate::claim::Nonce;
 use crate::store::{CursorSave, SinkError, SinkErrorClass, SinkOrder, TransactionEnd};
@@ -439,8 +438,8 @@ impl Machine {
         let mut errors = errors.into_iter();
         for row in rows {
             self.requeue(*row);
-            if none_left && let Some(entry) = self.window.get_mut(*row) {
-                entry.not_before = entry.not_before.max(now.saturating_add(HELD_BACK_MS));
+            if none_left {
+                self.hold_off(now, *row);
             }
             let Some(error) = errors.next() else { continue };
             if error.class == SinkErrorClass::Message {

@@ -1,8 +1,8 @@
 //! Opening a batch, and coming to the mark at which the map of shards is replaced.
 
+use semel_core::StoreError;
 use semel_core::relay::{Cursor, ShardLease};
 use semel_core::store::{Guarded, Opening};
-use semel_core::{Nonce, StoreError};
 use sqlx::AssertSqlSafe;
 
 use super::outbox::MINE;
@@ -50,28 +50,9 @@ impl Mysql {
         if first.is_none() && (cur == *prev || !advance && look.passed < MOVE_ROWS) {
             return Ok(Some(Guarded::Done(Opening::Empty)));
         }
-        let version = from.version + 1;
         let next = match first {
-            Some(first) => Cursor {
-                prev: prev.clone(),
-                open: Some(cur),
-                last_id: first - 1,
-                batch_no: from.batch_no + 1,
-                batch: Nonce::random(),
-                version,
-                suspect: None,
-                log: from.log,
-            },
-            None => Cursor {
-                prev: cur,
-                open: None,
-                last_id: 0,
-                batch_no: from.batch_no,
-                batch: from.batch,
-                version,
-                suspect: None,
-                log: from.log,
-            },
+            Some(first) => from.opened(cur, first),
+            None => from.moved(cur),
         };
         // This commit is also the durability gate.
         let sql = format!(

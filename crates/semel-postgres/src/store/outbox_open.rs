@@ -2,9 +2,9 @@
 
 use std::ops::ControlFlow;
 
+use semel_core::StoreError;
 use semel_core::relay::{Cursor, Mark, ShardLease};
 use semel_core::store::{Guarded, Opening, Page, PageSize};
-use semel_core::{Nonce, StoreError};
 use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, SqlSafeStr};
@@ -67,26 +67,10 @@ impl Postgres {
             Some(first) if !small => self.first(prev, &look.cur).await?.or(Some(first)),
             first => first,
         };
-        let version = from.version + 1;
+        let cur = Mark::new(look.cur);
         let next = match first {
-            Some(first) => Cursor {
-                prev: prev.clone(),
-                open: Some(Mark::new(look.cur.clone())),
-                last_id: first - 1,
-                batch_no: from.batch_no + 1,
-                batch: Nonce::random(),
-                version,
-                suspect: None,
-                log: from.log,
-            },
-            None => Cursor {
-                prev: Mark::new(look.cur.clone()),
-                open: None,
-                last_id: 0,
-                version,
-                suspect: None,
-                ..from.clone()
-            },
+            Some(first) => from.opened(cur, first),
+            None => from.moved(cur),
         };
         let (opened, page) = if first.is_some() && small {
             let (opened, mut page) = self.open_and_read(lease, from, &next, map, size).await?;
@@ -186,7 +170,7 @@ fn opening<'q>(
 mod tests {
     use semel_core::relay::OwnedShard;
     use semel_core::store::{Acquire, OutboxStore as _};
-    use semel_core::{Event, SystemClock, host::uuid_v7};
+    use semel_core::{Event, Nonce, SystemClock, host::uuid_v7};
 
     use super::*;
     use crate::{Config, tx};
