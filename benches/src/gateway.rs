@@ -115,13 +115,13 @@ fn find(program: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-fn semel() -> Option<PathBuf> {
+pub(crate) fn semel() -> Option<PathBuf> {
     let beside = || Some(std::env::current_exe().ok()?.parent()?.join("semel"));
     let named = std::env::var_os("SEMEL_BIN").map(PathBuf::from);
     named.or_else(beside).filter(|file| file.is_file())
 }
 
-fn quiet(command: &mut Command) -> Process {
+pub(crate) fn quiet(command: &mut Command) -> Process {
     Process::spawn(
         command
             .stdin(Stdio::null())

@@ -116,7 +116,7 @@ impl<'a> Table<'a> {
     }
 }
 
-fn thousands(rate: f64) -> String {
+pub(crate) fn thousands(rate: f64) -> String {
     let digits = format!("{rate:.0}");
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {

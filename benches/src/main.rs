@@ -86,6 +86,10 @@ enum Bench {
         #[arg(long)]
         only: Option<String>,
     },
+    /// The daemon from PostgreSQL to Kafka beside Debezium and Watermill, where they are built (benches/peers): rate, processor
+    /// time, memory, latency.
+    #[cfg(feature = "kafka")]
+    RelayPeers,
     /// RabbitMQ and NATS beside bare publishers (a part of `relay`).
     #[cfg(feature = "brokers")]
     Brokers {
@@ -171,6 +175,10 @@ async fn main() {
     #[cfg(feature = "kafka")]
     if let Bench::RelayKafka { only } = &cli.bench {
         relay::kafka(plan, only.as_deref()).await;
+    }
+    #[cfg(feature = "kafka")]
+    if matches!(cli.bench, Bench::RelayPeers) {
+        relay::peers(plan).await;
     }
     #[cfg(feature = "brokers")]
     if let Bench::Brokers { only } = &cli.bench {

@@ -12,6 +12,8 @@ mod by_hand_tx;
 mod drain;
 mod enqueue;
 mod mysql;
+#[cfg(feature = "kafka")]
+mod peers;
 mod redis;
 
 use std::sync::Arc;
@@ -73,6 +75,12 @@ pub(crate) async fn enqueue(plan: Plan) {
 #[cfg(feature = "kafka")]
 pub(crate) async fn kafka(plan: Plan, only: Option<&str>) {
     drain::postgresql_to_kafka(plan, only).await;
+}
+
+/// The daemon beside relays of others.
+#[cfg(feature = "kafka")]
+pub(crate) async fn peers(plan: Plan) {
+    peers::beside_peers(plan).await;
 }
 
 /// RabbitMQ and NATS alone (a part of `relay`).

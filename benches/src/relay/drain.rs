@@ -26,7 +26,7 @@ use super::{Everything, relay};
 use crate::Plan;
 use crate::harness::{Sample, Table};
 
-const PARTITIONS: u16 = 4;
+pub(super) const PARTITIONS: u16 = 4;
 const KEYS: u32 = 10_000;
 /// Transactions a second while the latency is measured.
 const RATE: u32 = 500;
@@ -53,21 +53,27 @@ fn events(from: u32, count: u32, topic: &str) -> Vec<Event> {
 }
 
 /// A database with a backlog, and perhaps a transaction that stays open for as long as this lives.
-struct Backlog {
-    url: String,
-    topic: String,
-    store: Postgres,
+pub(super) struct Backlog {
+    pub(super) url: String,
+    pub(super) topic: String,
+    pub(super) store: Postgres,
     _held: Option<PgConnection>,
 }
 
 impl Backlog {
-    async fn new(rows: u32, held: bool) -> Self {
+    pub(super) async fn new(rows: u32, held: bool) -> Self {
+        Self::prepared(rows, held, "").await
+    }
+
+    /// With something done before the first row is written.
+    pub(super) async fn prepared(rows: u32, held: bool, before: &'static str) -> Self {
         let topic = kafka().fresh_topic(PARTITIONS);
         let url = postgres().fresh_database();
         let store = Postgres::connect(semel_postgres::Config::new(&url))
             .await
             .unwrap();
         store.migrate().await.unwrap();
+        sqlx::raw_sql(before).execute(store.pool()).await.unwrap();
         let mut held = if held {
             Some(PgConnection::connect(&url).await.unwrap())
         } else {
@@ -313,9 +319,9 @@ async fn latency(plan: Plan, only: Option<&str>) {
     .await;
 }
 
-type Running = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type Running = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
-fn relaying(
+pub(super) fn relaying(
     backlog: &Backlog,
     policy: RelayPolicy,
     linger: Option<Duration>,
@@ -339,7 +345,7 @@ fn running(backlog: &Backlog, sink: impl Sink, policy: RelayPolicy, stop: Cancel
 
 /// Business transactions at a steady rate, and a consumer that notes when it sees each event. With `direct` they produce
 /// themselves, with so many milliseconds of linger.
-async fn steady(
+pub(super) async fn steady(
     run: Duration,
     relay: impl FnOnce(&Backlog, CancellationToken) -> Running,
     direct: Option<u32>,

@@ -70,6 +70,12 @@ pub(crate) fn leave(client: impl Send + 'static) {
 /// librdkafka's own log lines.
 pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, message: &str) {
     match level {
+        // Of a property that Semel sets itself, at each start: nothing that a reader of the log can change.
+        RDKafkaLogLevel::Warning
+            if facility == "CONFWARN" && message.contains("enable.gapless.guarantee") =>
+        {
+            tracing::debug!(facility, "librdkafka: {message}");
+        }
         RDKafkaLogLevel::Emerg
         | RDKafkaLogLevel::Alert
         | RDKafkaLogLevel::Critical

@@ -76,6 +76,9 @@ const BEGIN_AFTER: &str =
 const BEGIN_OWN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit = on; \
     SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off; SET LOCAL search_path = pg_catalog, pg_temp";
 
+/// A connection that has not been used for so long is asked whether it lives before it is used.
+const ASKED_AFTER: Duration = Duration::from_millis(500);
+
 impl Gate {
     /// For the user's statements, or with a time for their answer for Semel's own.
     pub(crate) fn new(pool: PgPool, pooler: Pooler, answer: Option<Duration>) -> Self {
@@ -94,6 +97,17 @@ impl Gate {
         PgPoolOptions::new()
             .max_connections(connections_max)
             .acquire_timeout(acquire_timeout)
+            // The pool asks each connection as it comes back; before it goes out again only what has lain there for a while
+            // need be asked, which else costs every statement a round trip.
+            .test_before_acquire(false)
+            .before_acquire(|connection, idle| {
+                Box::pin(async move {
+                    if idle.idle_for >= ASKED_AFTER {
+                        connection.ping().await?;
+                    }
+                    Ok(true)
+                })
+            })
     }
 
     pub(crate) const fn pool(&self) -> &PgPool {

@@ -19,8 +19,9 @@ use super::page::Page;
 use super::record;
 use crate::client;
 
-/// How long the polling thread sleeps when nothing happens: the price of an idle producer.
-const POLL: Duration = Duration::from_millis(100);
+/// How long the polling thread serves what comes before it looks whether it should stop. Each end costs up to a millisecond
+/// of a processor: the driver rounds the last part of one down to nothing and asks again and again.
+const POLL: Duration = Duration::from_secs(1);
 
 /// A producer with its polling thread. The thread owns it and takes it down, which can block for a while; dropping
 /// this only tells it to.

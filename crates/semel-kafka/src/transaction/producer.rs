@@ -16,8 +16,8 @@ use semel_core::{Clock as _, ErrorKind, StoreError, SystemClock};
 use super::verdict::{Facts, Step, Verdict, verdict};
 use crate::client;
 
-/// How long the polling thread sleeps when nothing happens.
-const POLL: Duration = Duration::from_millis(50);
+/// As of the idempotent producer: each end of it costs up to a millisecond of a processor.
+const POLL: Duration = Duration::from_secs(1);
 /// How long connecting may take before the producer is initialised all the same.
 const CONNECT: Duration = Duration::from_secs(1);
 /// How long between two looks whether librdkafka has put away what it has reported.
