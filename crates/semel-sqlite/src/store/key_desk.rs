@@ -200,7 +200,7 @@ impl<'c> Desk<'c> {
         }
         let last = match self.last {
             Some(last) => last,
-            None => *self.last.insert(self.table.last_token()?),
+            None => *self.last.insert(self.table.last_token(self.now)?),
         };
         Ok(Token(last.0.saturating_add(1)))
     }

@@ -146,32 +146,37 @@ pub(super) fn token_is_lost(operation: &'static str) -> StoreError {
     StoreError::new(ErrorKind::Schema, operation, text)
 }
 
-/// The token drawn last.
+/// The token drawn last, or the time where that is more: a file that was put back from a copy has forgotten tokens, all of which were
+/// drawn before now, and less than one of them in a microsecond (decision 0070).
+pub(super) fn raised(last: i64, now: Timestamp) -> Token {
+    Token(last.max(now.0))
+}
+
+/// The token drawn last, [`raised`].
 pub(crate) async fn last_token(
     db: &mut SqliteConnection,
     operation: &'static str,
+    now: Timestamp,
 ) -> Result<Token, StoreError> {
     let token = sqlx::query_scalar("SELECT token FROM semel_token WHERE one = 1")
         .fetch_one(db)
         .await
         .map_err(|error| classify(operation, error))?;
-    Ok(Token(token))
+    Ok(raised(token, now))
 }
 
-/// Draws so many tokens and says which was the last before them. Inside a writing transaction nobody else draws one.
-pub(crate) async fn draw_tokens(
+/// Remembers that this token was drawn. Inside a writing transaction nobody else draws one.
+pub(crate) async fn set_token(
     db: &mut SqliteConnection,
     operation: &'static str,
-    count: usize,
-) -> Result<Token, StoreError> {
-    let count = i64::try_from(count).unwrap_or(i64::MAX);
-    let last: i64 =
-        sqlx::query_scalar("UPDATE semel_token SET token = token + ?1 WHERE one = 1 RETURNING token")
-            .bind(count)
-            .fetch_one(db)
-            .await
-            .map_err(|error| classify(operation, error))?;
-    Ok(Token(last.saturating_sub(count)))
+    token: Token,
+) -> Result<(), StoreError> {
+    sqlx::query("UPDATE semel_token SET token = ?1 WHERE one = 1")
+        .bind(token.0)
+        .execute(db)
+        .await
+        .map_err(|error| classify(operation, error))?;
+    Ok(())
 }
 
 /// Records that a sweep has something to do with, the longest due first; and whether rows that cannot be read were put off.

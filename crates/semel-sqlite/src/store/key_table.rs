@@ -2,10 +2,10 @@
 
 use rusqlite::{CachedStatement, Connection, OptionalExtension as _, Params, Row, params};
 use semel_core::claim::{Record, Token};
-use semel_core::{Key, StoreError};
+use semel_core::{Key, StoreError, Timestamp};
 
 use super::key_record;
-use super::key_rows::token_is_lost;
+use super::key_rows::{raised, token_is_lost};
 use crate::error::direct_failed;
 
 const LOAD: &str = "SELECT rowid, state, record, outcome FROM semel_key WHERE scope = ?1 AND id = ?2";
@@ -100,14 +100,15 @@ impl<'c> KeyTable<'c> {
             .map_err(|error| direct_failed(self.operation, error))
     }
 
-    /// The token drawn last. Inside a writing transaction nobody else draws one.
-    pub(super) fn last_token(&self) -> Result<Token, StoreError> {
+    /// The token drawn last, as [`raised`]. Inside a writing transaction nobody else draws one.
+    pub(super) fn last_token(&self, now: Timestamp) -> Result<Token, StoreError> {
         let last = self
             .db
             .prepare_cached(LAST_TOKEN)
             .and_then(|mut statement| statement.query_row([], |row| row.get(0)).optional());
         let last: Option<i64> = last.map_err(|error| direct_failed(self.operation, error))?;
-        last.map(Token).ok_or_else(|| token_is_lost(self.operation))
+        let last = last.ok_or_else(|| token_is_lost(self.operation))?;
+        Ok(raised(last, now))
     }
 
     pub(super) fn set_token(&self, token: Token) -> Result<(), StoreError> {

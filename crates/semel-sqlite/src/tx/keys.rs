@@ -64,12 +64,12 @@ pub async fn once(
         .await?
         .remove(key)
         .transpose()?;
-    let last = key_rows::last_token(tx, "once").await?;
-    let fresh = machine::fresh(Token(last.0.saturating_add(1)));
+    let next = Token(key_rows::last_token(tx, "once", now).await?.0.saturating_add(1));
+    let fresh = machine::fresh(next);
     let (after, once) = machine::decide(record.clone(), key, fingerprint, keep, now, fresh);
     if step::changes(record.as_ref(), after.as_ref(), now) {
         key_rows::save(tx, "once", &[(key.clone(), after)]).await?;
-        key_rows::draw_tokens(tx, "once", 1).await?;
+        key_rows::set_token(tx, "once", next).await?;
     }
     Ok(once.map_first(|lease| Pending {
         key: key.clone(),

@@ -1,8 +1,11 @@
 //! Two processes at once, and readers beside a writer.
 
 use semel_core::claim::{Claim, ClaimReply, Completion, LeaseReply, succeeded};
-use semel_core::{KeyStore, KeyStoreExt};
+use semel_core::{Clock as _, KeyStore, KeyStoreExt};
+use semel_sqlite::Sqlite;
+use semel_sqlite::tx::{Once, OnceOptions, once};
 use semel_testkit::laws::keys::{KEEP, LEASE_MS, duplicate};
+use sqlx::{Connection as _, SqliteConnection};
 
 use super::{open, request, store};
 
@@ -125,4 +128,52 @@ async fn a_file_without_its_token_grants_nothing() {
             }
         }
     }
+}
+
+/// Yesterday's copy has forgotten the tokens of today; whoever compares them outside must not meet one again.
+#[tokio::test]
+async fn a_file_put_back_from_a_copy_hands_no_token_out_twice() {
+    let (db, clock, dir) = store().await;
+    let token = async |db: &Sqlite| match db.claim(&request()).await.unwrap() {
+        ClaimReply::Granted { lease, .. } => lease.token,
+        other => panic!("{other:?}"),
+    };
+    token(&db).await;
+    let yesterday = tempfile::tempdir().unwrap();
+    let mut file = SqliteConnection::connect(&format!("sqlite:{}", dir.path().join("test.db").display()))
+        .await
+        .unwrap();
+    sqlx::query("VACUUM INTO ?1")
+        .bind(yesterday.path().join("test.db").to_str().unwrap())
+        .execute(&mut file)
+        .await
+        .unwrap();
+    let mut given = token(&db).await;
+    for _ in 0..100 {
+        let next = token(&db).await;
+        assert!(next > given);
+        given = next;
+    }
+    clock.advance_ms(1);
+    let back = open(&yesterday, clock).await;
+    assert!(token(&back).await > given);
+}
+
+/// The same for keys in transactions.
+#[tokio::test]
+async fn a_key_in_a_transaction_draws_no_token_of_the_past_either() {
+    let (db, clock, _dir) = store().await;
+    let claim = request();
+    let mut tx = db.begin().await.unwrap();
+    let options = OnceOptions {
+        keep: KEEP,
+        now: Some(clock.now()),
+    };
+    let Once::First(pending) = once(&mut tx, &claim.key, claim.fingerprint, options)
+        .await
+        .unwrap()
+    else {
+        panic!("not first")
+    };
+    assert!(pending.token().0 > clock.now().0);
 }
