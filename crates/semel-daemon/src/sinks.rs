@@ -17,7 +17,7 @@ pub(crate) fn for_relay(
     relay: &RelayConfig,
     destinations: &Destinations,
 ) -> Result<Arc<dyn Sink>, StoreError> {
-    let sink = build(&relay.sink, destinations)?;
+    let sink = build(relay, destinations)?;
     mapping::mapped(sink, relay.mapping.clone())
 }
 
@@ -25,8 +25,8 @@ pub(crate) fn for_relay(
 ///
 /// # Errors
 /// The settings cannot work.
-fn build(config: &SinkConfig, destinations: &Destinations) -> Result<Arc<dyn Sink>, StoreError> {
-    match config {
+fn build(relay: &RelayConfig, destinations: &Destinations) -> Result<Arc<dyn Sink>, StoreError> {
+    match &relay.sink {
         SinkConfig::Webhook(webhook) => {
             let sink = WebhookSink::new(WebhookConfig {
                 topic_in_path: webhook.topic_in_path,
@@ -50,12 +50,16 @@ fn build(config: &SinkConfig, destinations: &Destinations) -> Result<Arc<dyn Sin
         }
         #[cfg(feature = "kafka")]
         SinkConfig::Kafka(kafka) => {
+            let defaults = semel_kafka::KafkaSinkConfig::new(kafka.brokers.join(","));
             let sink = semel_kafka::KafkaSink::new(semel_kafka::KafkaSinkConfig {
+                topic_wait: defaults
+                    .topic_wait
+                    .min(std::time::Duration::from_millis(relay.policy.send_timeout_ms) / 2),
                 linger: kafka.linger,
                 in_flight_max: kafka.in_flight_max,
                 in_flight_bytes_max: kafka.in_flight_bytes_max,
                 properties: kafka.properties.clone(),
-                ..semel_kafka::KafkaSinkConfig::new(kafka.brokers.join(","))
+                ..defaults
             })?;
             Ok(Arc::new(sink))
         }

@@ -1,11 +1,23 @@
-//! What all clients of librdkafka have in common: settings, and where its log lines go.
+//! What all clients of librdkafka have in common: settings, where its log lines go, and what it said last.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use semel_core::store::{SinkError, SinkErrorClass};
 use semel_core::{ErrorKind, StoreError};
+
+use crate::sink::class::class;
+
+/// How long a topic may be unknown to the brokers before it counts as missing, by default. Below the time that a relay
+/// waits for a send: librdkafka counts anew for each producer, and one that did not answer in time is thrown away.
+pub(crate) const TOPIC_WAIT: Duration = Duration::from_secs(2);
+/// librdkafka's name for it.
+pub(crate) const TOPIC_WAIT_SETTING: &str = "topic.metadata.propagation.max.ms";
 
 /// A client's settings: Semel's own, which carry its guarantees, and the user's, which may not contradict them.
 ///
@@ -91,9 +103,85 @@ pub(crate) fn global_error(error: &KafkaError, reason: &str) {
     tracing::warn!(%error, "librdkafka: {reason}");
 }
 
+/// What a client said last outside of any answer: why a record is not delivered, where nobody answers at all.
+#[derive(Debug, Default)]
+pub(crate) struct Said {
+    last: Mutex<Option<SinkError>>,
+    any: AtomicBool,
+}
+
+impl Said {
+    fn lock(&self) -> MutexGuard<'_, Option<SinkError>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// librdkafka says it. What only a person can mend is not forgotten for what follows from it.
+    pub(crate) fn hear(&self, error: &KafkaError, reason: &str) {
+        global_error(error, reason);
+        let code = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown);
+        let class = match class(code) {
+            SinkErrorClass::Destination => SinkErrorClass::Destination,
+            _ => SinkErrorClass::Away,
+        };
+        let mut last = self.lock();
+        let keep = |last: &SinkError| {
+            code == RDKafkaErrorCode::AllBrokersDown
+                || (last.class == SinkErrorClass::Destination && class != SinkErrorClass::Destination)
+        };
+        if !last.as_ref().is_some_and(keep) {
+            *last = Some(SinkError::new(class, reason));
+            self.any.store(true, Ordering::Release);
+        }
+    }
+
+    /// A broker has answered: it is over.
+    pub(crate) fn forget(&self) {
+        if self.any.load(Ordering::Acquire) {
+            *self.lock() = None;
+            self.any.store(false, Ordering::Release);
+        }
+    }
+
+    /// An error of a broker that is away, with what was said.
+    pub(crate) fn explain(&self, error: SinkError) -> SinkError {
+        match &*self.lock() {
+            Some(said) if error.class == SinkErrorClass::Away => {
+                let text = format!("{}; the client's last error: {}", error.message, said.message);
+                SinkError::new(said.class, text)
+            }
+            _ => error,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_only_a_person_can_mend_is_kept_until_a_broker_answers() {
+        let said = Said::default();
+        let away = || SinkError::new(SinkErrorClass::Away, "no answer");
+        let same = |told: SinkError, error: SinkError| {
+            assert_eq!((told.class, told.message), (error.class, error.message));
+        };
+        same(said.explain(away()), away());
+        let hear = |code, text| said.hear(&KafkaError::Global(code), text);
+        hear(RDKafkaErrorCode::BrokerTransportFailure, "refused");
+        hear(RDKafkaErrorCode::AllBrokersDown, "1/1 are down");
+        let told = said.explain(away());
+        assert_eq!(told.class, SinkErrorClass::Away);
+        assert_eq!(told.message, "no answer; the client's last error: refused");
+        hear(RDKafkaErrorCode::Authentication, "wrong password");
+        hear(RDKafkaErrorCode::BrokerTransportFailure, "closed");
+        let told = said.explain(away());
+        assert_eq!(told.class, SinkErrorClass::Destination);
+        assert!(told.message.ends_with("wrong password"), "{told}");
+        let own = SinkError::new(SinkErrorClass::Message, "too large");
+        same(said.explain(own.clone()), own);
+        said.forget();
+        same(said.explain(away()), away());
+    }
 
     #[test]
     fn what_carries_a_guarantee_cannot_be_set_from_outside_under_either_name() {

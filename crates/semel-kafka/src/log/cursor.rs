@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
-use rdkafka::config::FromClientConfig as _;
+use rdkafka::config::{FromClientConfig as _, FromClientConfigAndContext as _, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
-use rdkafka::{Message as _, Offset, TopicPartitionList};
+use rdkafka::producer::{BaseProducer, DeliveryResult, Producer as _, ProducerContext};
+use rdkafka::{ClientContext, Message as _, Offset, TopicPartitionList};
 use semel_core::claim::Nonce;
 use semel_core::relay::{LogPlace, ShardId};
 use semel_core::store::{SinkError, SinkErrorClass};
@@ -18,11 +19,15 @@ use semel_core::{Clock as _, SystemClock, key};
 use serde::{Deserialize, Serialize};
 
 use super::config::KafkaLogConfig;
-use crate::client;
+use crate::client::{self, Said};
 use crate::sink::class::class;
 
 /// How long one question may take.
 const ASK: Duration = Duration::from_secs(5);
+/// How long to listen for why nobody answers.
+const LISTEN: Duration = Duration::from_secs(1);
+/// How long what was said then is taken in: each line of it is an event of its own.
+const HEAR: Duration = Duration::from_millis(200);
 /// How long reading back may take in all.
 const READ: Duration = Duration::from_secs(15);
 /// How far before the end reading begins. The last cursor is nearly always among the last few records: each transaction
@@ -132,6 +137,41 @@ fn admin(config: &KafkaLogConfig) -> Result<Admin, SinkError> {
         .map_err(|error| failed("a client for the cursor topic", &error))
 }
 
+/// Hears what a client says outside of its answers.
+#[derive(Default)]
+struct Ears(Said);
+
+impl ClientContext for Ears {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        client::log(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.0.hear(&error, reason);
+    }
+}
+
+impl ProducerContext for Ears {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, _: &DeliveryResult<'_>, (): ()) {}
+}
+
+/// Why nobody answers, as another client hears it: nothing listens to what an administrator's says. Blocks.
+fn explained(config: &KafkaLogConfig, error: SinkError) -> SinkError {
+    let Ok(settings) = client::settings(&config.bootstrap, &[], &config.properties) else {
+        return error;
+    };
+    let Ok(client) = BaseProducer::from_config_and_context(&settings, Ears::default()) else {
+        return error;
+    };
+    let _ = client.client().fetch_metadata(None, LISTEN);
+    client.poll(HEAR);
+    let error = client.context().0.explain(error);
+    client::leave(client);
+    error
+}
+
 /// Makes the cursor topic of a shard when it is missing, and refuses one that would forget cursors.
 pub(super) async fn ensure(config: &KafkaLogConfig, shard: &ShardId) -> Result<(), SinkError> {
     let admin = admin(config)?;
@@ -143,7 +183,7 @@ pub(super) async fn ensure(config: &KafkaLogConfig, shard: &ShardId) -> Result<(
 async fn fit(config: &KafkaLogConfig, admin: &Admin, shard: &ShardId) -> Result<(), SinkError> {
     let topic = config.topic(&shard.stream);
     let needed = i32::from(shard.index) + 1;
-    let partitions = match partitions(admin, &topic).await? {
+    let partitions = match partitions(config, admin, &topic).await? {
         Some(partitions) => partitions,
         None => make(config, admin, &topic, needed).await?,
     };
@@ -159,13 +199,13 @@ async fn fit(config: &KafkaLogConfig, admin: &Admin, shard: &ShardId) -> Result<
 pub(super) async fn probe(config: &KafkaLogConfig) -> Result<(), SinkError> {
     let admin = admin(config)?;
     let beginning = format!("{}-", config.topics());
-    let looked = check_all(&admin, &beginning).await;
+    let looked = check_all(config, &admin, &beginning).await;
     client::leave(admin);
     looked
 }
 
-async fn check_all(admin: &Admin, beginning: &str) -> Result<(), SinkError> {
-    for (topic, _) in topics(admin).await? {
+async fn check_all(config: &KafkaLogConfig, admin: &Admin, beginning: &str) -> Result<(), SinkError> {
+    for (topic, _) in topics(config, admin).await? {
         if topic.starts_with(beginning) {
             check(admin, &topic).await?;
         }
@@ -193,7 +233,7 @@ async fn make(config: &KafkaLogConfig, admin: &Admin, topic: &str, needed: i32) 
     }
     let until = SystemClock.monotonic() + ASK;
     loop {
-        match partitions(admin, topic).await? {
+        match partitions(config, admin, topic).await? {
             Some(partitions) if partitions > 0 => return Ok(partitions),
             _ if SystemClock.monotonic() > until => {
                 return Err(away(format!(
@@ -230,8 +270,8 @@ async fn check(admin: &Admin, topic: &str) -> Result<(), SinkError> {
 }
 
 /// How many partitions a topic has; `None` where there is no such topic.
-async fn partitions(admin: &Admin, topic: &str) -> Result<Option<i32>, SinkError> {
-    let found = topics(admin).await?;
+async fn partitions(config: &KafkaLogConfig, admin: &Admin, topic: &str) -> Result<Option<i32>, SinkError> {
+    let found = topics(config, admin).await?;
     Ok(found
         .into_iter()
         .find(|(name, _)| name == topic)
@@ -239,12 +279,15 @@ async fn partitions(admin: &Admin, topic: &str) -> Result<Option<i32>, SinkError
 }
 
 /// All topics: asking for one by name could make it, with the broker's defaults.
-async fn topics(admin: &Admin) -> Result<Vec<(String, i32)>, SinkError> {
-    let admin = Arc::clone(admin);
-    let asked = tokio::task::spawn_blocking(move || admin.inner().fetch_metadata(None, ASK)).await;
+async fn topics(config: &KafkaLogConfig, admin: &Admin) -> Result<Vec<(String, i32)>, SinkError> {
+    let (admin, config) = (Arc::clone(admin), config.clone());
+    let asked = tokio::task::spawn_blocking(move || {
+        let answer = admin.inner().fetch_metadata(None, ASK);
+        answer.map_err(|error| explained(&config, failed("looking for the cursor topic", &error)))
+    });
     let metadata = asked
-        .map_err(|_| away("looking for the cursor topic was interrupted"))?
-        .map_err(|error| failed("looking for the cursor topic", &error))?;
+        .await
+        .map_err(|_| away("looking for the cursor topic was interrupted"))??;
     let count = |partitions: usize| i32::try_from(partitions).unwrap_or(i32::MAX);
     let topics = metadata.topics().iter();
     Ok(topics

@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 
 use super::config::KafkaLogConfig;
 use super::cursor;
+use crate::client::{self, Said};
 use crate::sink::class::class;
 use crate::sink::record;
 use crate::transaction::producer::{Producer, Record, Settings, Trouble};
@@ -98,10 +99,11 @@ impl Line {
         single: bool,
     ) -> Result<Self, SinkError> {
         let [a, b] = config.transactional_ids(shard);
+        let said = Arc::new(Said::default());
         // At the same time: each takes up to half a second.
         let (a, b) = std::thread::scope(|scope| {
-            let other = scope.spawn(|| start(config, shard, b, single));
-            let a = start(config, shard, a, single);
+            let other = scope.spawn(|| start(config, shard, b, single, &said));
+            let a = start(config, shard, a, single, &said);
             let died = || Err(SinkError::new(SinkErrorClass::Away, "a producer's thread died"));
             (a, other.join().unwrap_or_else(|_| died()))
         });
@@ -118,6 +120,7 @@ impl Line {
                 key: cursor::key_of(shard),
                 id,
                 shared: Arc::clone(&shared),
+                said: Arc::clone(&said),
                 producer,
                 commits: 0,
                 spent: false,
@@ -186,6 +189,7 @@ fn start(
     shard: &ShardId,
     transactional_id: String,
     single: bool,
+    said: &Arc<Said>,
 ) -> Result<Producer, SinkError> {
     let kbytes = (config.in_flight_bytes_max / 1_024).max(1).to_string();
     let settings = Settings {
@@ -198,12 +202,16 @@ fn start(
             ("queue.buffering.max.kbytes", kbytes),
             // A topic that is missing is named before the record's time is over.
             (
-                "topic.metadata.propagation.max.ms",
-                (config.transaction_timeout.as_millis() / 2).to_string(),
+                client::TOPIC_WAIT_SETTING,
+                client::TOPIC_WAIT
+                    .min(config.transaction_timeout / 2)
+                    .as_millis()
+                    .to_string(),
             ),
         ],
         properties: config.properties.clone(),
         topic: Some(config.topic(&shard.stream)),
+        said: Arc::clone(said),
     };
     Producer::start(&settings, single).map_err(|error| {
         let class = match error.retry() {
@@ -211,7 +219,10 @@ fn start(
             semel_core::Retry::Later | semel_core::Retry::OutcomeUnknown => SinkErrorClass::Away,
         };
         let why = semel_core::error::chain(&error);
-        SinkError::new(class, format!("transactional id {transactional_id}: {why}"))
+        said.explain(SinkError::new(
+            class,
+            format!("transactional id {transactional_id}: {why}"),
+        ))
     })
 }
 
@@ -236,6 +247,7 @@ struct Worker {
     key: String,
     id: String,
     shared: Arc<Shared>,
+    said: Arc<Said>,
     producer: Producer,
     /// Since the producer was made.
     commits: u32,
@@ -275,7 +287,7 @@ impl Worker {
 
     /// Another producer of the same id.
     fn another(&mut self, single: bool) {
-        match start(&self.config, &self.shard, self.id.clone(), single) {
+        match start(&self.config, &self.shard, self.id.clone(), single, &self.said) {
             Ok(producer) => {
                 self.producer = producer;
                 self.commits = 0;
@@ -350,7 +362,10 @@ impl Worker {
             (Verdict::Fatal, _) | (_, SinkErrorClass::Destination) => SinkErrorClass::Destination,
             _ => SinkErrorClass::Away,
         };
-        let text = if fenced(trouble.code) {
+        let topic = trouble.input.and_then(|index| job.rows.get(index));
+        let text = if let (Some(row), SinkErrorClass::Destination) = (topic, class) {
+            format!("topic {}: {}", row.event.topic, trouble.why)
+        } else if fenced(trouble.code) {
             format!(
                 "{} (another process uses transactional id {}; if that goes on, two outboxes have one name)",
                 trouble.why, self.id
@@ -358,7 +373,7 @@ impl Worker {
         } else {
             trouble.why
         };
-        TransactionEnd::Unknown(SinkError::new(class, text))
+        TransactionEnd::Unknown(self.said.explain(SinkError::new(class, text)))
     }
 
     fn abort(&mut self, job: &Job, blamed: Option<usize>, why: &str) -> TransactionEnd {

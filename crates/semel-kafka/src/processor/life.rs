@@ -532,6 +532,7 @@ fn settings(config: &ProcessorConfig) -> Settings<'_> {
         own: Vec::new(),
         properties,
         topic: None,
+        said: Arc::default(),
     }
 }
 
@@ -579,6 +580,7 @@ impl Trouble {
             code: Code::AssignmentLost,
             why: why.to_owned(),
             blames: None,
+            input: None,
             batch_too_large: false,
         }
     }

@@ -15,7 +15,8 @@ pub(crate) const fn class(code: Code) -> SinkErrorClass {
         | Code::InvalidTimestamp
         | Code::BadMessage => SinkErrorClass::Message,
         // The topic: missing, forbidden, or of another kind. In a rolling restart a topic can be unknown for a moment
-        // (librdkafka#4401), but librdkafka has waited topic.metadata.propagation.max.ms before it says so here.
+        // (librdkafka#4401), but librdkafka has waited topic.metadata.propagation.max.ms before it says so here. Or the way
+        // to the brokers: a wrong password, another protocol, a certificate that is not trusted.
         Code::UnknownTopic
         | Code::UnknownTopicOrPartition
         | Code::UnknownPartition
@@ -23,8 +24,11 @@ pub(crate) const fn class(code: Code) -> SinkErrorClass {
         | Code::TopicAuthorizationFailed
         | Code::ClusterAuthorizationFailed
         | Code::PolicyViolation
+        | Code::InvalidReplicationFactor
         | Code::UnsupportedForMessageFormat
         | Code::SaslAuthenticationFailed
+        | Code::Authentication
+        | Code::SSL
         | Code::UnsupportedVersion => SinkErrorClass::Destination,
         // Given up because another record failed.
         Code::PurgeQueue | Code::PurgeInflight | Code::GaplessGuarantee | Code::InvalidDifferentRecord => {
@@ -47,6 +51,9 @@ mod tests {
             (Code::UnknownTopic, Destination),
             (Code::TopicAuthorizationFailed, Destination),
             (Code::UnknownTopicOrPartition, Destination),
+            (Code::Authentication, Destination),
+            (Code::SSL, Destination),
+            (Code::InvalidReplicationFactor, Destination),
             (Code::MessageTimedOut, Away),
             (Code::NotLeaderForPartition, Away),
             (Code::NotEnoughReplicas, Away),

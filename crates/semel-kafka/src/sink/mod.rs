@@ -17,6 +17,7 @@ use tokio::sync::{Notify, oneshot};
 
 use self::page::Page;
 use self::producer::Producer;
+use crate::client;
 
 /// Settings of a [`KafkaSink`].
 #[derive(Clone)]
@@ -31,6 +32,9 @@ pub struct KafkaSinkConfig {
     pub linger: Duration,
     /// After this long a record counts as not delivered. The deadline of a relay's call ends earlier. Default 2 minutes.
     pub message_timeout: Duration,
+    /// How long a topic may be unknown to the brokers before it counts as missing. Below the time that a relay waits for a
+    /// send, or nobody ever hears of it. Default 2 s; the property `topic.metadata.propagation.max.ms` is the same.
+    pub topic_wait: Duration,
     /// Further settings of librdkafka, such as `security.protocol`, `sasl.username` or `compression.type`. Those that
     /// carry a guarantee are refused.
     pub properties: BTreeMap<String, String>,
@@ -56,6 +60,7 @@ impl KafkaSinkConfig {
             in_flight_bytes_max: 128 << 20,
             linger: Duration::from_millis(1),
             message_timeout: Duration::from_secs(120),
+            topic_wait: client::TOPIC_WAIT,
             properties: BTreeMap::new(),
         }
     }
@@ -334,7 +339,7 @@ impl OpenPage {
             // Before the purge, whose own errors would say less.
             let late = || {
                 let text = format!("no acknowledgement within {} ms", limit.as_millis());
-                SinkError::new(SinkErrorClass::Away, text)
+                producer.explain(SinkError::new(SinkErrorClass::Away, text))
             };
             page.fill(late, 0);
             // Records that are still on their way may arrive; none handed over later may before these are settled.

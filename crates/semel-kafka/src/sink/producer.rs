@@ -17,7 +17,7 @@ use super::KafkaSinkConfig;
 use super::class::class;
 use super::page::Page;
 use super::record;
-use crate::client;
+use crate::client::{self, Said};
 
 /// How long the polling thread serves what comes before it looks whether it should stop. Each end costs up to a millisecond
 /// of a processor: the driver rounds the last part of one down to nothing and asks again and again.
@@ -41,6 +41,7 @@ struct Flags {
     /// A batch was too large: which of its records is to blame shows when they go one by one.
     batch_too_large: AtomicBool,
     stop: AtomicBool,
+    said: Said,
 }
 
 impl Flags {
@@ -63,7 +64,7 @@ impl ClientContext for Reports {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        client::global_error(&error, reason);
+        self.flags.said.hear(&error, reason);
     }
 }
 
@@ -73,7 +74,10 @@ impl ProducerContext for Reports {
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: Self::DeliveryOpaque) {
         let (page, index) = *opaque;
         match result {
-            Ok(_) => page.set(index, Ok(())),
+            Ok(_) => {
+                self.flags.said.forget();
+                page.set(index, Ok(()));
+            }
             Err((error, _)) => {
                 let producer = self.producer.get().and_then(Weak::upgrade);
                 let first = !std::mem::replace(&mut *self.flags.failed(), true);
@@ -90,14 +94,16 @@ impl ProducerContext for Reports {
                     return;
                 }
                 let fatal = producer.and_then(|producer| producer.client().fatal_error());
-                page.set(index, Err(explain(code, error, fatal)));
+                let topic = &page.rows()[index].event.topic;
+                let error = explain(code, error, fatal, topic);
+                page.set(index, Err(self.flags.said.explain(error)));
             }
         }
     }
 }
 
 /// The error of a row. Behind `Fatal` stands the producer's own reason.
-fn explain(code: Code, error: &KafkaError, fatal: Option<(Code, String)>) -> SinkError {
+fn explain(code: Code, error: &KafkaError, fatal: Option<(Code, String)>, topic: &str) -> SinkError {
     match fatal {
         Some((reason, text)) if code == Code::Fatal => {
             let class = match class(reason) {
@@ -107,7 +113,10 @@ fn explain(code: Code, error: &KafkaError, fatal: Option<(Code, String)>) -> Sin
             };
             SinkError::new(class, format!("{reason}: {text}"))
         }
-        _ => SinkError::new(class(code), error.to_string()),
+        _ => match class(code) {
+            class @ SinkErrorClass::Destination => SinkError::new(class, format!("topic {topic}: {error}")),
+            class => SinkError::new(class, error.to_string()),
+        },
     }
 }
 
@@ -152,7 +161,13 @@ impl Producer {
         if single {
             own.push(("batch.num.messages", "1".to_owned()));
         }
-        let settings = client::settings(&config.bootstrap, &own, &config.properties)?;
+        let mut settings = client::settings(&config.bootstrap, &own, &config.properties)?;
+        if settings.get(client::TOPIC_WAIT_SETTING).is_none() {
+            settings.set(
+                client::TOPIC_WAIT_SETTING,
+                config.topic_wait.as_millis().to_string(),
+            );
+        }
         let flags = Arc::new(Flags::default());
         let reports = Reports {
             flags: Arc::clone(&flags),
@@ -226,8 +241,13 @@ impl Producer {
         drop(failed);
         sent.map_err(|(error, _)| {
             let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
-            explain(code, &error, producer.client().fatal_error())
+            explain(code, &error, producer.client().fatal_error(), &row.event.topic)
         })
+    }
+
+    /// An error of a broker that is away, with what librdkafka said of it.
+    pub(super) fn explain(&self, error: SinkError) -> SinkError {
+        self.flags.said.explain(error)
     }
 
     /// Gives up everything it holds; the results come as errors.
@@ -250,7 +270,7 @@ impl Producer {
             Ok(_) => Ok(()),
             Err(error) => {
                 let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
-                Err(SinkError::new(class(code), error.to_string()))
+                Err(self.explain(SinkError::new(class(code), error.to_string())))
             }
         }
     }

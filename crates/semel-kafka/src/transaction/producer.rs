@@ -14,7 +14,7 @@ use rdkafka::{ClientContext, TopicPartitionList};
 use semel_core::{Clock as _, ErrorKind, StoreError, SystemClock};
 
 use super::verdict::{Facts, Step, Verdict, verdict};
-use crate::client;
+use crate::client::{self, Said};
 
 /// As of the idempotent producer: each end of it costs up to a millisecond of a processor.
 const POLL: Duration = Duration::from_secs(1);
@@ -31,6 +31,8 @@ pub(crate) struct Trouble {
     pub(crate) why: String,
     /// The input whose output was refused for itself.
     pub(crate) blames: Option<usize>,
+    /// The input whose output was not delivered.
+    pub(crate) input: Option<usize>,
     /// A batch was too large: which of its records is to blame shows when they go one by one.
     pub(crate) batch_too_large: bool,
 }
@@ -43,6 +45,7 @@ impl Trouble {
             code: facts.code,
             why: format!("{step:?}: {error}"),
             blames: None,
+            input: None,
             batch_too_large: false,
         }
     }
@@ -61,6 +64,7 @@ struct Reports {
     awaited: AtomicU64,
     /// The awaited number is reached, or a record was not delivered. Goes with `failed`.
     woken: Condvar,
+    said: Arc<Said>,
 }
 
 impl Reports {
@@ -98,7 +102,7 @@ impl ClientContext for Reports {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        client::global_error(&error, reason);
+        self.said.hear(&error, reason);
     }
 }
 
@@ -107,6 +111,9 @@ impl ProducerContext for Reports {
 
     fn delivery(&self, result: &DeliveryResult<'_>, input: Self::DeliveryOpaque) {
         let failed = result.as_ref().err().map(|(error, _)| (*input, error.clone()));
+        if failed.is_none() {
+            self.said.forget();
+        }
         self.report(failed);
     }
 }
@@ -122,6 +129,8 @@ pub(crate) struct Settings<'a> {
     pub(crate) properties: BTreeMap<String, String>,
     /// A topic that is there, to connect by; without one the first transaction may begin half a second later.
     pub(crate) topic: Option<String>,
+    /// Where what the client says outside of its answers is kept.
+    pub(crate) said: Arc<Said>,
 }
 
 /// A transactional producer with its polling thread, without which aborts would wait for their whole time-out.
@@ -157,8 +166,11 @@ impl Producer {
         }
         own.extend(settings.own.iter().cloned());
         let all = client::settings(settings.bootstrap, &own, &settings.properties)?;
-        let inner =
-            BaseProducer::from_config_and_context(&all, Reports::default()).map_err(client::not_made)?;
+        let reports = Reports {
+            said: Arc::clone(&settings.said),
+            ..Reports::default()
+        };
+        let inner = BaseProducer::from_config_and_context(&all, reports).map_err(client::not_made)?;
         let inner = Arc::new(inner);
         let stop = Arc::new(AtomicBool::new(false));
         let (polled, stopped) = (Arc::clone(&inner), Arc::clone(&stop));
@@ -298,6 +310,7 @@ impl Drop for Producer {
 /// `alone`: the record was judged for itself, not with its batch.
 fn not_delivered(input: usize, error: &KafkaError, time_left: bool, alone: bool) -> Trouble {
     let mut trouble = Trouble::new(Step::Send, error, time_left);
+    trouble.input = Some(input);
     match trouble.code {
         Code::MessageSizeTooLarge | Code::MessageBatchTooLarge if !alone => trouble.batch_too_large = true,
         Code::MessageSizeTooLarge

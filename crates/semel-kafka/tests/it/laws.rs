@@ -54,7 +54,6 @@ impl Bed {
         };
         let mut config = KafkaSinkConfig::new(format!("127.0.0.1:{}", broker.advertised));
         for (name, value) in [
-            ("topic.metadata.propagation.max.ms", "1000"),
             ("batch.size", "100000"),
             ("message.max.bytes", "500000"),
             ("reconnect.backoff.max.ms", "200"),

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use semel_core::relay::{PauseKind, Poison};
-use semel_core::store::{ExceptionKind, LogSink as _};
-use semel_core::{Clock as _, Event, OutboxStore, Sink as _, StoreError, SystemClock, host::uuid_v7};
+use rdkafka::producer::Producer as _;
+use semel_core::relay::{LogPlace, PauseKind, Poison, ShardId};
+use semel_core::store::{ExceptionKind, LogSink as _, SinkErrorClass, TransactionEnd};
+use semel_core::{Clock as _, Event, Nonce, OutboxStore, Sink as _, StoreError, SystemClock, host::uuid_v7};
 use semel_kafka::{KafkaLog, KafkaLogConfig};
 use semel_outbox::{Relay, RelayConfig, RelayHandle};
 use semel_postgres::Postgres;
@@ -16,7 +17,7 @@ use semel_testkit::crash::{self, Run, Running};
 use semel_testkit::servers::{kafka, postgres};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{LIMIT, read_all, until};
+use crate::support::{LIMIT, flush, producer, read_all, send, until};
 
 const KEYS: u32 = 7;
 
@@ -157,10 +158,14 @@ fn log(bootstrap: &str, name: &str) -> KafkaLog {
     KafkaLog::new(config).unwrap()
 }
 
-fn shard() -> semel_core::relay::ShardId {
-    semel_core::relay::ShardId {
+fn shard() -> ShardId {
+    shard_of(0)
+}
+
+fn shard_of(index: u16) -> ShardId {
+    ShardId {
         stream: "default".to_owned(),
-        index: 0,
+        index,
     }
 }
 
@@ -346,14 +351,67 @@ async fn a_cursor_topic_that_would_forget_is_refused_and_named() {
         "{error}"
     );
     let started = w.start();
+    destination_is_wrong(&started, "cleanup.policy").await;
+    started.stop().await.unwrap();
+    assert!(read_all(&kafka().bootstrap(), &w.topic).is_empty());
+}
+
+/// The shard's pause says that the destination is wrong, in these words.
+async fn destination_is_wrong(started: &Started, words: &str) {
     until("the shard says why it stands", async || {
         let stats = started.handle.stats();
         let pause = stats.shards.first().and_then(|shard| shard.paused.clone());
-        pause.is_some_and(|it| it.kind == PauseKind::Destination && it.reason.contains("cleanup.policy"))
+        pause.is_some_and(|it| it.kind == PauseKind::Destination && it.reason.contains(words))
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_topic_is_named_and_what_it_held_back_goes_out_once_it_is_made() {
+    let mut w = World::new(false).await;
+    w.topic = kafka().fresh_name("missing");
+    w.write(3).await;
+    let mut config = settings();
+    config.lease = RelayConfig::default().lease;
+    config.policy.send_timeout_ms = RelayConfig::default().policy.send_timeout_ms;
+    let started = start(&w.store, w.log(), config);
+    destination_is_wrong(&started, &w.topic).await;
+    kafka().create_topic(&w.topic, 3, &[]);
+    until("nothing is left", async || w.store.nothing_left().await).await;
+    started.stop().await.unwrap();
+    w.audit(&BTreeSet::new());
+}
+
+/// More copies than there are brokers: no cursor topic comes of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cursor_topic_that_cannot_be_made_is_named() {
+    let mut w = World::new(false).await;
+    w.write(1).await;
+    let log = KafkaLog::new(KafkaLogConfig {
+        cursor_replication: 3,
+        ..KafkaLogConfig::new(kafka().bootstrap(), &w.name)
+    });
+    let started = start(&w.store, log.unwrap(), settings());
+    destination_is_wrong(&started, &format!("semel-cursor-{}-default", w.name)).await;
     started.stop().await.unwrap();
     assert!(read_all(&kafka().bootstrap(), &w.topic).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_is_not_let_in_says_why() {
+    let mut config = KafkaLogConfig::new(kafka().bootstrap(), kafka().fresh_name("log"));
+    for (name, value) in [
+        ("security.protocol", "sasl_plaintext"),
+        ("sasl.mechanisms", "PLAIN"),
+    ] {
+        config.properties.insert(name.to_owned(), value.to_owned());
+    }
+    for (name, value) in [("sasl.username", "u"), ("sasl.password", "p")] {
+        config.properties.insert(name.to_owned(), value.to_owned());
+    }
+    let error = KafkaLog::new(config).unwrap().resume(&shard()).await.unwrap_err();
+    assert_eq!(error.class, SinkErrorClass::Destination, "{error}");
+    assert!(error.message.contains("SASL"), "{error}");
 }
 
 /// Two outboxes under one name: the second is told so, and nothing of it is sent.
@@ -372,6 +430,40 @@ async fn a_second_outbox_of_the_same_name_is_found_out() {
     assert_eq!(error.code(), "SEM0204", "{error}");
     assert!(read_all(&kafka().bootstrap(), &other.topic).is_empty());
     w.audit(&BTreeSet::new());
+}
+
+/// Rule O19: the cursor of a shard is read while a transaction of another one is open in the cursor topic.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_transaction_of_one_shard_hides_the_cursor_of_no_other() {
+    let name = kafka().fresh_name("log");
+    let log = log(&kafka().bootstrap(), &name);
+    let place = |index: u16| LogPlace {
+        log: Nonce([7; 16]),
+        batch_no: 1,
+        batch: Nonce([8; 16]),
+        last_id: 40 + i64::from(index),
+        finished: true,
+    };
+    for index in [0, 1] {
+        let shard = shard_of(index);
+        assert_eq!(log.resume(&shard).await.unwrap(), None);
+        let end = log.commit(&shard, &[], place(index), LIMIT).await;
+        assert!(matches!(end, TransactionEnd::Committed), "{end:?}");
+        log.close(&shard);
+    }
+    let topic = format!("semel-cursor-{name}-default");
+    let written = read_all(&kafka().bootstrap(), &topic);
+    let of_1 = |record: &&crate::support::Record| record.text().contains("\"shard\":1");
+    let partition = written.iter().find(of_1).unwrap().partition;
+    let id = kafka().fresh_name("open");
+    let open = producer(&kafka().bootstrap(), &[("transactional.id", id.as_str())]);
+    open.init_transactions(LIMIT).unwrap();
+    open.begin_transaction().unwrap();
+    send(&open, &topic, partition, None, "not committed");
+    flush(&open);
+    assert_eq!(log.resume(&shard_of(0)).await.unwrap(), Some(place(0)));
+    open.abort_transaction(LIMIT).unwrap();
+    assert_eq!(log.resume(&shard_of(1)).await.unwrap(), Some(place(1)));
 }
 
 /// What a take-over reads is what the last transaction wrote, behind any number of others.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use semel_core::relay::RelayPolicy;
 use semel_core::store::{OutboxRow, Sink as _, SinkError, SinkErrorClass};
 use semel_core::{Event, Timestamp, limits};
 use semel_kafka::{KafkaSink, KafkaSinkConfig};
@@ -25,12 +26,7 @@ fn row(topic: &str, n: u32, key: &str, data: impl Into<Bytes>) -> Arc<OutboxRow>
 }
 
 fn sink(bootstrap: &str) -> KafkaSink {
-    let mut config = KafkaSinkConfig::new(bootstrap);
-    // How long librdkafka hopes that an unknown topic is only very new.
-    config
-        .properties
-        .insert("topic.metadata.propagation.max.ms".to_owned(), "1000".to_owned());
-    KafkaSink::new(config).unwrap()
+    KafkaSink::new(KafkaSinkConfig::new(bootstrap)).unwrap()
 }
 
 type Answer = Result<(), SinkErrorClass>;
@@ -321,10 +317,39 @@ async fn a_full_queue_costs_no_order() {
 async fn a_missing_topic_is_the_destination_s_fault_and_later_rows_wait() {
     let (missing, topic) = (kafka().fresh_name("missing"), kafka().fresh_topic(1));
     let sink = sink(&kafka().bootstrap());
-    let results = publish(&sink, &[row(&missing, 1, "k", "1"), row(&missing, 2, "k", "2")]).await;
-    assert_eq!(results[0], Err(SinkErrorClass::Destination));
+    let rows = [row(&missing, 1, "k", "1"), row(&missing, 2, "k", "2")];
+    // As long as a relay waits by default.
+    let limit = Duration::from_millis(RelayPolicy::default().send_timeout_ms);
+    let results = sink.publish_many(&rows, limit).await;
+    let first = results[0].as_ref().unwrap_err();
+    assert_eq!(first.class, SinkErrorClass::Destination, "{first}");
+    assert!(first.message.contains(&missing), "{first}");
     assert!(results[1].is_err());
     assert_eq!(publish(&sink, &[row(&topic, 3, "k", "3")]).await, [Ok(())]);
+}
+
+/// The broker takes nobody's word for who he is, as it takes no wrong password's: librdkafka tells that to no record.
+#[tokio::test]
+async fn who_is_not_let_in_reads_why_and_that_it_will_not_pass_by_itself() {
+    let topic = kafka().fresh_topic(1);
+    let mut config = KafkaSinkConfig::new(kafka().bootstrap());
+    for (name, value) in [
+        ("security.protocol", "sasl_plaintext"),
+        ("sasl.mechanisms", "PLAIN"),
+        ("sasl.username", "u"),
+        ("sasl.password", "p"),
+    ] {
+        config.properties.insert(name.to_owned(), value.to_owned());
+    }
+    let sink = KafkaSink::new(config).unwrap();
+    let results = sink
+        .publish_many(&[row(&topic, 1, "k", "1")], Duration::from_secs(3))
+        .await;
+    let probed = sink.probe().await.unwrap_err();
+    for error in [results[0].as_ref().unwrap_err(), &probed] {
+        assert_eq!(error.class, SinkErrorClass::Destination, "{error}");
+        assert!(error.message.contains("SASL"), "{error}");
+    }
 }
 
 #[tokio::test]
