@@ -72,18 +72,19 @@ impl Machine {
         if room == 0 {
             return None;
         }
-        let rotate = one_per_key && self.in_half_open() && self.careful.rows == 0;
+        let rotate = self.in_half_open() && self.careful.rows == 0;
         let mut picked = self.window.pick(
             now,
             if rotate { usize::MAX } else { room },
-            one_per_key,
+            one_per_key || rotate,
             &self.redrive.waiting,
         );
         if let Some(at) = picked.wake {
             self.wake_by(at);
         }
         if rotate {
-            // Another row each time: one that never goes through must not keep the others from trying.
+            // Another row each time, of those that are the first of their keys: one that never goes through must not keep
+            // the others from trying.
             let next = picked.rows.iter().copied().find(|row| *row > self.last_tried);
             let next = next.or_else(|| picked.rows.first().copied());
             picked.rows = next.into_iter().collect();

@@ -25,6 +25,7 @@ impl Machine {
             return;
         };
         let none_left = none_left(&results, rows.len());
+        let some_arrived = results.iter().any(Result::is_ok);
         let mut results = results.into_iter();
         let mut poison = Vec::new();
         for row in rows {
@@ -35,6 +36,9 @@ impl Machine {
                     "the sink gave no result for this row",
                 ))
             });
+            if some_arrived && let Err(error) = &result {
+                self.back_off_row(now, row, error.class, dice);
+            }
             if let Some(why) = self.one_result(now, row, result, dice) {
                 poison.push((row, why));
             }
@@ -70,7 +74,9 @@ impl Machine {
             }
             SinkErrorClass::Away => {
                 self.requeue(row);
-                self.back_off_row(now, row, dice);
+                if let SinkOrder::OnePerKey { .. } = self.order {
+                    self.back_off_row(now, row, error.class, dice);
+                }
                 self.paused(now, PauseKind::Away, &error, row, dice);
                 None
             }
@@ -99,12 +105,14 @@ impl Machine {
         }
     }
 
-    /// A row that meets an absent broker again and again waits longer than the others, so that they can try.
-    fn back_off_row(&mut self, now: u64, row: i64, dice: f64) {
-        if let SinkOrder::Pipelined { .. } = self.order {
-            return;
-        }
-        let policy = self.policy.away;
+    /// A row that meets an absent broker again and again waits longer than the others, so that they can try. In a call of
+    /// many only where others of it arrived: else the receiver is away for all alike, and all go on when it is back.
+    fn back_off_row(&mut self, now: u64, row: i64, class: SinkErrorClass, dice: f64) {
+        let policy = match class {
+            SinkErrorClass::Away => self.policy.away,
+            SinkErrorClass::Destination => self.policy.destination,
+            SinkErrorClass::Message | SinkErrorClass::HeldBack => return,
+        };
         if let Some(entry) = self.window.get_mut(row) {
             entry.aways = entry.aways.saturating_add(1);
             let wait = policy.delay_ms(entry.aways, 0, dice).unwrap_or(policy.cap_ms);

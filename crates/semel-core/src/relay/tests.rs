@@ -17,6 +17,7 @@ use crate::store::{
 };
 
 mod sends;
+mod stuck;
 
 const ONE_PER_KEY: SinkOrder = SinkOrder::OnePerKey { in_flight_max: 4 };
 const PIPELINED: SinkOrder = SinkOrder::Pipelined { in_flight_max: 4 };
