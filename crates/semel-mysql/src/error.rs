@@ -57,61 +57,7 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
             .with_source(error);
     }
     let (kind, message) = match number(&error) {
-        // Deadlock, lock wait, changed under a snapshot (MariaDB 11), interrupted, over a time limit.
-        Some(DEADLOCK | LOCK_WAIT_TIMEOUT | 1020 | 1317 | 1969 | 3024) => (
-            ErrorKind::NotApplied,
-            "another transaction was in the way; repeat the whole transaction",
-        ),
-        Some(1021 | 1037 | 1038 | 1041 | 1114) => (
-            ErrorKind::NotApplied,
-            "the server is out of disk or memory; nothing was written",
-        ),
-        Some(1040 | 1203 | 1226) => (
-            ErrorKind::Unavailable,
-            "the server takes no more connections; raise max_connections or lower connections_max",
-        ),
-        Some(1053 | 1079 | 1927 | 3169) => (
-            ErrorKind::Unavailable,
-            "the server shuts down or ended the connection",
-        ),
-        Some(1290 | 1836) => (
-            ErrorKind::Unavailable,
-            "this is a replica or read-only server (read_only=1); connect to the primary",
-        ),
-        Some(1792) => (
-            ErrorKind::Invalid,
-            "an earlier statement lost this transaction, so it takes no more writes; roll back and repeat the whole",
-        ),
-        Some(1146 | 1054 | NO_SAVEPOINT) => (
-            ErrorKind::Schema,
-            "Semel's tables are missing or old; run `semel migrate` or Mysql::migrate",
-        ),
-        Some(1046) => (
-            ErrorKind::Invalid,
-            "the URL names no database; add it: mysql://user@host/database",
-        ),
-        Some(1044 | 1045 | 1049 | 1698 | 1130) => (
-            ErrorKind::Invalid,
-            "the server refuses this user, password or database; check the URL",
-        ),
-        Some(1142 | 1143 | 1227 | 1370) => (
-            ErrorKind::Invalid,
-            "the user lacks a right; grant it SELECT, INSERT, UPDATE, DELETE on Semel's tables, and CREATE, ALTER, \
-             INDEX for `semel migrate`",
-        ),
-        Some(1153) => (
-            ErrorKind::LimitExceeded,
-            "a statement is larger than the server's max_allowed_packet; raise it",
-        ),
-        Some(1665 | 1666 | 1668) => (
-            ErrorKind::Invalid,
-            "the server's binlog_format is STATEMENT, which READ COMMITTED cannot be written to; set it to ROW or MIXED",
-        ),
-        Some(number) if refuses_data(number) => (
-            ErrorKind::Constraint,
-            "a constraint, a type or a trigger refused the data",
-        ),
-        Some(_) => (ErrorKind::Invalid, "the server refused the statement"),
+        Some(number) => refused(number),
         None => match &error {
             sqlx::Error::Io(io) if io.kind() == std::io::ErrorKind::ConnectionRefused => (
                 ErrorKind::Unavailable,
@@ -129,6 +75,87 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
         },
     };
     StoreError::new(kind, operation, message).with_source(error)
+}
+
+/// What the server's refusal means. Where it is not known that the same statement can never go through, it may: a relay
+/// that ends needs a person, and one that waits needs none.
+const fn refused(number: u16) -> (ErrorKind, &'static str) {
+    match number {
+        // Deadlock, lock wait, changed under a snapshot (MariaDB 11), interrupted, over a time limit.
+        DEADLOCK | LOCK_WAIT_TIMEOUT | 1020 | 1317 | 1969 | 3024 => (
+            ErrorKind::NotApplied,
+            "another transaction was in the way; repeat the whole transaction",
+        ),
+        1021 | 1037 | 1038 | 1041 | 1114 => (
+            ErrorKind::NotApplied,
+            "the server is out of disk or memory; nothing was written",
+        ),
+        1040 | 1203 | 1226 => (
+            ErrorKind::Unavailable,
+            "the server takes no more connections; raise max_connections or lower connections_max",
+        ),
+        // 1047: a cluster's node that is not ready; 4031: it had been idle for too long.
+        1047 | 1053 | 1079 | 1927 | 3169 | 4031 => (
+            ErrorKind::Unavailable,
+            "the server shuts down, is not ready, or ended the connection",
+        ),
+        1290 | 1836 => (
+            ErrorKind::Unavailable,
+            "this is a replica or read-only server (read_only=1); connect to the primary",
+        ),
+        1792 => (
+            ErrorKind::Invalid,
+            "an earlier statement lost this transaction, so it takes no more writes; roll back and repeat the whole",
+        ),
+        1146 | 1054 | NO_SAVEPOINT => (
+            ErrorKind::Schema,
+            "Semel's tables are missing or old; run `semel migrate` or Mysql::migrate",
+        ),
+        1046 => (
+            ErrorKind::Invalid,
+            "the URL names no database; add it: mysql://user@host/database",
+        ),
+        1044 | 1045 | 1049 | 1698 | 1130 => (
+            ErrorKind::Invalid,
+            "the server refuses this user, password or database; check the URL",
+        ),
+        1142 | 1143 | 1227 | 1370 => (
+            ErrorKind::Invalid,
+            "the user lacks a right; grant it SELECT, INSERT, UPDATE, DELETE on Semel's tables, and CREATE, ALTER, \
+             INDEX for `semel migrate`",
+        ),
+        1153 => (
+            ErrorKind::LimitExceeded,
+            "a statement is larger than the server's max_allowed_packet; raise it",
+        ),
+        1665 | 1666 | 1668 => (
+            ErrorKind::Invalid,
+            "the server's binlog_format is STATEMENT, which READ COMMITTED cannot be written to; set it to ROW or MIXED",
+        ),
+        _ if refuses_data(number) => (
+            ErrorKind::Constraint,
+            "a constraint, a type or a trigger refused the data",
+        ),
+        _ if is_wrong(number) => (ErrorKind::Invalid, "the server refused the statement"),
+        _ => (
+            ErrorKind::NotApplied,
+            "the server refused for a reason that may pass; nothing was written; if it goes on, its words say what to mend",
+        ),
+    }
+}
+
+/// Whether this number says that the statement, or who says it, is wrong in itself.
+const fn is_wrong(number: u16) -> bool {
+    matches!(
+        number,
+        // Its text, and the names in it.
+        1052 | 1056 | 1060 | 1061 | 1064 | 1065 | 1066 | 1109
+            ..=1111 | 1115 | 1136 | 1149 | 1193 | 1247 | 1273 | 1318
+        // What is asked of the server in it, and collations that do not go together.
+        | 1210 | 1221 | 1231 | 1232 | 1235 | 1238 | 1253 | 1267 | 1270 | 1271 | 1295 | 1418 | 1419 | 1582 | 1583
+        // The login.
+        | 1251 | 1820 | 1862 | 3118 | 4151
+    )
 }
 
 /// Whether this number blames the data, so that the same data would fail again.
@@ -189,4 +216,40 @@ pub fn commit_failed(operation: &'static str, error: sqlx::Error) -> StoreError 
 
 pub(crate) fn lost(operation: &'static str, message: &'static str, error: sqlx::Error) -> StoreError {
     StoreError::new(ErrorKind::ReplyLost, operation, message).with_source(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_refusal_of_the_server_has_its_kind() {
+        use ErrorKind::{Constraint, Invalid, LimitExceeded, NotApplied, Schema, Unavailable};
+        let refusals: [(&[u16], ErrorKind); 7] = [
+            // Others were in the way; full; broken for the moment; nobody has heard of them.
+            (
+                &[
+                    1205, 1213, 1020, 3024, 1021, 1114, 1026, 1030, 1105, 1197, 1206, 1461, 1615, 1637, 9999,
+                ],
+                NotApplied,
+            ),
+            (&[1040, 1047, 1053, 1226, 1290, 1927, 3169, 4031], Unavailable),
+            // The same again will not do.
+            (&[1054, 1146, 1305], Schema),
+            (
+                &[
+                    1044, 1045, 1046, 1049, 1064, 1142, 1193, 1235, 1267, 1665, 1820, 3118,
+                ],
+                Invalid,
+            ),
+            (&[1048, 1062, 1264, 1406, 1452, 1644, 3819, 4025], Constraint),
+            (&[1153], LimitExceeded),
+            (&[1792], Invalid),
+        ];
+        for (numbers, kind) in refusals {
+            for number in numbers {
+                assert_eq!(refused(*number).0, kind, "{number}");
+            }
+        }
+    }
 }
