@@ -124,7 +124,8 @@ const HOLDERS: &str = "SELECT l.pid, l.relation::regclass::text AS held, l.mode,
     (extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)) * 1000)::bigint AS age_ms, p.gid
   FROM pg_locks l
   LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-  LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND l.virtualtransaction = '-1/' || p.transaction::text
+  LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND EXISTS (SELECT FROM pg_locks x WHERE x.pid IS NULL
+    AND x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.virtualtransaction = l.virtualtransaction)
   WHERE l.locktype = 'relation' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND l.relation = to_regclass($1) AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
     AND (l.pid IS NULL OR clock_timestamp() - a.xact_start > $2 * interval '1 ms')

@@ -33,25 +33,35 @@ const SERVER: &str = "SELECT semel.us(clock_timestamp()) AS now_us, pg_is_in_rec
     (SELECT system_identifier FROM pg_control_system()) AS here,
     (SELECT system_id FROM semel.outbox_incarnation) AS home";
 
-/// Sessions that hold a lock on the outbox as writers do, and those that wait for one; whose commits wait for a standby;
-/// and the oldest snapshot. `backend_xid` and `query` of others are hidden without pg_monitor (or pg_read_all_stats).
+/// Sessions that hold a lock on the outbox as writers do, and those that wait for one (who waits for a row holds a lock of
+/// its place, and waits for the transaction that wrote it); whose commits wait for a standby; and what keeps deleted rows:
+/// the oldest snapshots and transactions. `backend_xid` and `query` of others are hidden without pg_monitor (or
+/// pg_read_all_stats).
 const SESSIONS: &str = "SELECT a.pid, a.usename::text AS usename, a.application_name, a.state, a.query,
     coalesce(a.wait_event_type = 'Lock', false) AS waits, coalesce(a.wait_event = 'SyncRep', false) AS sync,
     pg_blocking_pids(a.pid) AS blockers,
     (extract(epoch FROM clock_timestamp() - a.xact_start) * 1000)::bigint AS age_ms,
     EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.relation = 'semel.outbox'::regclass AND l.granted
       AND l.mode <> 'AccessShareLock' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())) AS writer,
-    EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND NOT l.granted) AS queued,
-    a.backend_xmin IS NOT NULL AS snapshot, age(a.backend_xmin) AS xmin_age
+    EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND NOT l.granted)
+      AND EXISTS (SELECT FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+        WHERE l.pid = a.pid AND (NOT l.granted OR l.locktype = 'tuple') AND c.relnamespace = 'semel'::regnamespace
+          AND c.relname LIKE 'outbox%'
+          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())) AS queued,
+    coalesce(a.backend_xmin, a.backend_xid) IS NOT NULL AS keeps
   FROM pg_stat_activity a
   WHERE a.pid <> pg_backend_pid() AND a.datname = current_database() AND a.xact_start IS NOT NULL
     AND clock_timestamp() - a.xact_start > $1 * interval '1 ms'
   ORDER BY a.xact_start LIMIT $2";
 
+/// All locks of a prepared transaction have one virtual number: that of its session, or one of its own after a restart. Only
+/// the lock of its transaction number says whose they are.
 const PREPARED: &str = "SELECT p.gid, p.owner::text AS owner,
     (extract(epoch FROM clock_timestamp() - p.prepared) * 1000)::bigint AS age_ms,
-    EXISTS (SELECT FROM pg_locks l WHERE l.relation = 'semel.outbox'::regclass AND l.mode <> 'AccessShareLock'
-      AND l.pid IS NULL AND l.virtualtransaction = '-1/' || p.transaction::text) AS writer
+    EXISTS (SELECT FROM pg_locks x JOIN pg_locks l ON l.virtualtransaction = x.virtualtransaction AND l.pid IS NULL
+      WHERE x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.pid IS NULL
+        AND l.relation = 'semel.outbox'::regclass AND l.mode <> 'AccessShareLock'
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())) AS writer
   FROM pg_prepared_xacts p WHERE p.database = current_database() ORDER BY p.prepared LIMIT $1";
 
 fn shard(row: &PgRow) -> Result<(ShardStanding, bool), sqlx::Error> {
@@ -113,7 +123,7 @@ fn session(row: &PgRow) -> Result<(Option<Hold>, bool), sqlx::Error> {
                  why it is open, or SELECT pg_terminate_backend({pid})"
             ),
         )
-    } else if row.try_get("snapshot")? {
+    } else if row.try_get("keeps")? {
         (
             "held_snapshot",
             format!(
