@@ -85,6 +85,18 @@ pub(crate) fn bars(said: &str, subject: &str) -> bool {
     about.is_none_or(|about| about.trim_matches('"').eq_ignore_ascii_case(subject))
 }
 
+/// A server that is away, with what was heard last of it: it may let this user in no more, which does not pass by itself.
+pub(crate) fn heard(what: &str, last: &str) -> SinkError {
+    let words = last.to_ascii_lowercase();
+    let refused = ["authorization", "authentication", "signing nonce"];
+    let class = if refused.iter().any(|word| words.contains(word)) {
+        SinkErrorClass::Destination
+    } else {
+        SinkErrorClass::Away
+    };
+    SinkError::new(class, format!("{what}; the last that was heard: {last}"))
+}
+
 /// The user may not publish there, or not hear the answer.
 pub(crate) fn barred(said: &str) -> SinkError {
     let text = format!("{said}: let the user publish to the subject and subscribe to _INBOX.>");

@@ -26,6 +26,8 @@ pub(crate) struct Link {
     lost: watch::Sender<u64>,
     /// What the server or the client said last, outside of any answer.
     said: watch::Sender<String>,
+    /// Why the connection is not made anew, while there is none.
+    refused: watch::Sender<Option<String>>,
     client: tokio::sync::Mutex<Option<Client>>,
     /// Inboxes to which nothing more can come.
     idle: Mutex<Vec<Inbox>>,
@@ -67,6 +69,7 @@ impl Link {
             config,
             lost: watch::Sender::new(0),
             said: watch::Sender::default(),
+            refused: watch::Sender::default(),
             client: tokio::sync::Mutex::default(),
             idle: Mutex::default(),
         };
@@ -80,7 +83,7 @@ impl Link {
     }
 
     fn options(&self) -> Result<ConnectOptions, StoreError> {
-        let (lost, said) = (self.lost.clone(), self.said.clone());
+        let (lost, said, refused) = (self.lost.clone(), self.said.clone(), self.refused.clone());
         let mut options = ConnectOptions::new()
             .name("semel")
             .connection_timeout(self.config.connect_timeout)
@@ -88,9 +91,16 @@ impl Link {
             .reconnect_delay_callback(|attempt| Duration::from_millis(50 << attempt.min(5)))
             .event_callback(move |event| {
                 match event {
-                    Event::Disconnected | Event::Closed => lost.send_modify(|count| *count += 1),
+                    Event::Connected => drop(refused.send_replace(None)),
+                    Event::Disconnected | Event::Closed => {
+                        refused.send_replace(None);
+                        lost.send_modify(|count| *count += 1);
+                    }
                     Event::ServerError(error) => drop(said.send_replace(error.to_string())),
-                    Event::ClientError(error) => drop(said.send_replace(error.to_string())),
+                    Event::ClientError(error) => {
+                        said.send_replace(error.to_string());
+                        refused.send_replace(Some(error.to_string()));
+                    }
                     _ => {}
                 }
                 std::future::ready(())
@@ -126,7 +136,11 @@ impl Link {
             return match client.connection_state() {
                 State::Connected => Ok(client.clone()),
                 State::Pending | State::Disconnected => {
-                    Err(away("the connection was lost and is being made anew"))
+                    let lost = "the connection was lost and is being made anew";
+                    Err(match &*self.refused.borrow() {
+                        Some(why) => class::heard(lost, why),
+                        None => away(lost),
+                    })
                 }
             };
         }

@@ -257,7 +257,7 @@ impl Sink for NatsSink {
                 let said = said.borrow();
                 for error in results.iter_mut().filter_map(|result| result.as_mut().err()) {
                     if error.class == SinkErrorClass::Away {
-                        *error = away(format!("{}; the last that was heard: {}", error.message, *said));
+                        *error = class::heard(&error.message, &said);
                     }
                 }
             }

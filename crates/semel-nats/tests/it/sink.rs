@@ -127,6 +127,54 @@ async fn a_subject_that_the_user_may_not_publish_to_is_named_long_before_the_dea
     assert_eq!(stream.info().await.unwrap().state.messages, 1);
 }
 
+/// A user is taken away under a connection that works, and comes back.
+#[tokio::test]
+async fn a_user_who_is_let_in_no_more_reads_why_and_goes_on_when_he_is_again() {
+    let users = |password: &str| {
+        format!(
+            "authorization {{ users = [ {{ user: all, password: all }}, {{ user: relay, password: {password} }} ] }}\n\
+             no_auth_user: all\n"
+        )
+    };
+    let mut server = NatsServer::start_with(&users("relay"));
+    let context = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    let config = stream::Config {
+        name: "shop".to_owned(),
+        subjects: vec!["shop.>".to_owned()],
+        ..stream::Config::default()
+    };
+    context.create_stream(config).await.unwrap();
+    let mut config = NatsConfig::new(server.url());
+    config.access = NatsAccess::Password("relay".to_owned(), "relay".to_owned());
+    config.subject = "shop.{topic}".to_owned();
+    let sink = NatsSink::new(config).unwrap();
+    let send = async |n| sink.publish_many(&[row("a", n, "k")], LIMIT).await.remove(0);
+    send(1).await.unwrap();
+
+    server.kill();
+    server.restart_with(&users("other"));
+    let until = Instant::now() + LIMIT;
+    let told = loop {
+        let error = send(2).await.unwrap_err();
+        if error.class == SinkErrorClass::Destination {
+            break error;
+        }
+        assert!(Instant::now() < until, "{error}");
+        tokio::task::yield_now().await;
+    };
+    assert!(told.message.contains("authorization violation"), "{told}");
+    let probed = sink.probe().await.unwrap_err();
+    assert_eq!(probed.class, SinkErrorClass::Destination, "{probed}");
+
+    server.kill();
+    server.restart_with(&users("relay"));
+    let until = Instant::now() + LIMIT;
+    while let Err(error) = send(2).await {
+        assert!(Instant::now() < until, "{error}");
+        tokio::task::yield_now().await;
+    }
+}
+
 #[tokio::test]
 async fn no_server_at_all_is_away() {
     let sink = NatsSink::new(NatsConfig::new("nats://127.0.0.1:1")).unwrap();

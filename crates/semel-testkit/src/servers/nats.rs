@@ -100,6 +100,15 @@ impl NatsServer {
         self.guard.resume();
     }
 
+    /// The same as [`NatsServer::restart`], with another configuration.
+    ///
+    /// # Panics
+    /// It does not start.
+    pub fn restart_with(&mut self, config: &str) {
+        fs::write(self.guard.dir().join("conf"), config).unwrap();
+        self.restart();
+    }
+
     /// Starts it again on the same port and data after [`NatsServer::kill`]; waits until JetStream answers.
     ///
     /// # Panics
