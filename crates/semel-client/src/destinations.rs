@@ -105,7 +105,7 @@ pub enum Closed {
         why: String,
     },
     /// All places were taken for as long as the caller would wait.
-    #[error("{max} requests are on their way to {destination} already (destination_concurrency_max)")]
+    #[error("{max} requests are on their way to {destination} already (concurrency_max of [destinations])")]
     Full {
         /// To whom.
         destination: String,

@@ -46,9 +46,11 @@ mod leases;
 mod relay;
 mod shard;
 mod status;
+mod word;
 
 pub use config::{Clean, Delayed, RelayConfig};
 pub use relay::Relay;
 pub use semel_core::relay::{PauseKind, Poison, RelayPolicy};
 pub use semel_core::store::StreamLimit;
 pub use status::{Paused, RelayHandle, RelayStats, ShardStats};
+pub use word::leave_word;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use semel_core::error::chain;
 use semel_core::relay::PauseKind;
-use semel_outbox::{Clean, Relay, RelayHandle, RelayStats};
+use semel_outbox::{Clean, Relay, RelayHandle, RelayStats, leave_word};
 use tokio_util::sync::CancellationToken;
 
 use super::Context;
@@ -64,8 +64,21 @@ impl Stream {
             store = self.store.ready() => store,
             () = stop.cancelled() => return Ok(()),
         };
-        let sink = sinks::for_relay(&self.config, &self.context.destinations)?;
-        let relay = Relay::new(store.outbox()?, sink, self.settings(&store));
+        let (outbox, settings) = (store.outbox()?, self.settings(&store));
+        let sink = match sinks::for_relay(&self.config, &self.context.destinations) {
+            Ok(sink) => sink,
+            Err(error) => {
+                let said = tokio::select! {
+                    said = leave_word(&*outbox, &settings, &error) => said,
+                    () = stop.cancelled() => Ok(()),
+                };
+                if let Err(unsaid) = said {
+                    tracing::debug!(error = chain(&unsaid), "why it does not begin was not noted");
+                }
+                return Err(error.into());
+            }
+        };
+        let relay = Relay::new(outbox, sink, settings);
         let handle = relay.handle();
         self.context
             .metrics

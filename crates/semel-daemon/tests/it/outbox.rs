@@ -187,6 +187,92 @@ async fn an_event_is_edited_or_dropped_with_who_and_why() {
     assert_eq!(daemon.stop().await.0, 0);
 }
 
+/// A relay whose sink cannot be made never has a lease of its own.
+#[tokio::test]
+async fn why_names_what_keeps_a_relay_from_beginning() {
+    let folder = Folder::new(
+        "[store]\nurl = \"sqlite:shop.db\"\n[[relay]]\nname = \"orders\"\n\
+         sink.rabbitmq = { url = \"amqps://127.0.0.1:1\", ca_file = \"missing.pem\" }\n",
+    );
+    let db = shop(&folder.file("shop.db")).await;
+    write(&db, "a", 1).await;
+    let daemon = folder.spawn(&[]);
+    let why = async || outbox(folder.path(), &["why"]).0;
+    until("it says why nobody owns the shard", async || {
+        why().await.contains("nobody_owns_it\tdefault/0")
+    })
+    .await;
+    let said = why().await;
+    assert!(
+        said.contains("stopped: ") && said.contains("missing.pem"),
+        "{said}\n{}",
+        daemon.log()
+    );
+    let text = daemon.readyz().await.to_string();
+    assert!(text.contains("missing.pem"), "{text}");
+}
+
+/// What a restore into another cluster leaves: readiness, log, `why` and `rescan` have one code for it.
+#[tokio::test]
+async fn a_restored_outbox_is_named_wherever_somebody_looks_and_goes_on_after_a_rescan() {
+    let receiver = Receiver::start().await;
+    let url = semel_testkit::servers::postgres().fresh_database();
+    let folder = Folder::new(&format!(
+        "[store]\nurl = \"{url}\"\n[[relay]]\nname = \"orders\"\nshards = 1\nlease_ms = 1500\nsend_timeout_ms = 1000\n\
+         sink.webhook.url = \"{}\"\n",
+        receiver.url("/")
+    ));
+    let path = folder.path();
+    assert_eq!(run(path, &["migrate"]).status.code(), Some(0));
+    let db = semel_postgres::Postgres::connect(semel_postgres::Config::new(&url))
+        .await
+        .unwrap();
+    let write = async |n: u32| {
+        let event = Event::new(uuid_v7(&SystemClock), "orders", "order.placed")
+            .with_key("a")
+            .with_data("application/json", format!("{{\"n\":{n}}}"));
+        let mut tx = db.begin().await.unwrap();
+        semel_postgres::tx::enqueue(&mut tx, &event).await.unwrap();
+        db.commit(tx).await.unwrap();
+    };
+    write(1).await;
+    let daemon = folder.start().await;
+    until("it has arrived", async || receiver.seen().len() == 1).await;
+    assert_eq!(daemon.stop().await.0, 0);
+
+    sqlx::query("UPDATE semel.outbox_incarnation SET system_id = 1")
+        .execute(db.pool())
+        .await
+        .unwrap();
+    write(2).await;
+    let daemon = folder.spawn(&[]);
+    daemon.until_alive().await;
+    until("readiness names it", async || {
+        daemon.readyz().await.to_string().contains("SEM0202")
+    })
+    .await;
+    let (stdout, _, code) = outbox(path, &["why"]);
+    assert!(
+        code == 1 && stdout.contains("blocks\tidentity_changed"),
+        "{stdout}"
+    );
+    assert!(
+        stdout.contains("SEM0202") && stdout.contains("semel outbox rescan"),
+        "{stdout}"
+    );
+    let (_, stderr, code) = outbox(path, &[&["rescan", "--stream", "default"], &WHO[..]].concat());
+    assert!(code != 0 && stderr.contains("SEM0202"), "{code} {stderr}");
+    let (_, log) = daemon.stop().await;
+    assert!(log.contains("SEM0202"), "{log}");
+    assert_eq!(receiver.seen().len(), 1, "nothing is sent before");
+
+    let (_, stderr, code) = outbox(path, &[&["rescan"], &WHO[..]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let daemon = folder.start().await;
+    until("all came again", async || receiver.seen().len() == 3).await;
+    assert_eq!(daemon.stop().await.0, 0);
+}
+
 #[tokio::test]
 async fn why_names_what_holds_a_shard_and_says_so_by_its_exit_code() {
     let away = Receiver::start().await;

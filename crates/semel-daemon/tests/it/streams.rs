@@ -118,6 +118,53 @@ async fn relays_send_to_other_topics_with_other_headers_and_in_structured_mode()
     daemon.stop().await;
 }
 
+/// Two relays of one outbox, one of them to a port where nobody listens.
+#[tokio::test]
+async fn a_receiver_that_is_away_holds_up_no_other_relay() {
+    let receiver = Receiver::start().await;
+    let gone = semel_testkit::servers::free_port();
+    let folder = Folder::new(&format!(
+        "[store]\nurl = \"sqlite:shop.db\"\n\
+         [[relay]]\nname = \"dead\"\nstreams = [\"dead\"]\nsink.webhook.url = \"http://127.0.0.1:{gone}/\"\n\
+         [[relay]]\nname = \"alive\"\nstreams = [\"alive\"]\nsink.webhook.url = \"{}\"\n",
+        receiver.url("/events"),
+    ));
+    let db = super::relays::shop(&folder.file("shop.db")).await;
+    let write = async |stream: &str| {
+        let event = Event {
+            stream: stream.to_owned(),
+            ..Event::new(uuid_v7(&SystemClock), "orders", "order.placed").with_key("k")
+        };
+        let mut tx = db.begin().await.unwrap();
+        semel_sqlite::tx::enqueue(&mut tx, &event).await.unwrap();
+        db.commit(tx).await.unwrap();
+    };
+    write("dead").await;
+    let daemon = folder.start().await;
+    until("one is away", async || {
+        let text = json(&daemon.get("/readyz").await).to_string();
+        text.contains("the receiver is away")
+    })
+    .await;
+    for sent in 1..=20 {
+        write("dead").await;
+        write("alive").await;
+        until("the other's event arrives", async || {
+            receiver.seen().len() == sent
+        })
+        .await;
+    }
+    let parts = daemon.readyz().await["parts"].as_array().unwrap().clone();
+    let state = |name: &str| {
+        let part = parts
+            .iter()
+            .find(|part| part["name"].as_str().unwrap().contains(name));
+        part.unwrap()["state"].clone()
+    };
+    assert_ne!(state("alive"), state("dead"), "{parts:?}");
+    daemon.stop().await;
+}
+
 #[tokio::test]
 async fn a_host_that_is_left_alone_is_named_and_costs_no_attempt() {
     let gone = semel_testkit::servers::free_port();
