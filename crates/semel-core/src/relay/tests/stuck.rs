@@ -39,8 +39,13 @@ fn one_stuck_destination_holds_up_its_own_keys_only() {
         let mut keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         (keys[0], keys[5]) = ("stuck", "stuck");
         let mut bench = Bench::new(PIPELINED, quiet(), &keys);
-        let (mut tries, mut others) = (0, 0);
+        let (mut tries, mut others, mut turns) = (0, 0, 0);
         while others < 198 {
+            turns += 1;
+            assert!(
+                turns < 1_000,
+                "{class:?}: {others} of the others after {turns} turns"
+            );
             while let Some((_, rows)) = bench.sent.first().cloned() {
                 assert!(
                     rows.contains(&1) || !rows.contains(&6),

@@ -10,6 +10,7 @@ use semel_testkit::servers::{pgbouncer, postgres};
 use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
+use super::standing::{end, prepare};
 use super::{batch, event, own, write};
 use crate::keys::until_someone_waits;
 
@@ -144,6 +145,19 @@ async fn a_held_transaction_delays_the_drop_and_not_the_relay() {
     db.commit(held).await.unwrap();
     assert_eq!(batch(&db, &mut owned).await, ["held"]);
     assert_eq!(rotate(&url).await.dropped, [BEFORE]);
+}
+
+/// A prepared transaction has no process: its name is what it is ended by.
+#[tokio::test]
+async fn a_prepared_transaction_that_delays_the_drop_is_named() {
+    let (_url, db) = parted().await;
+    let mut owned = own(&db).await;
+    write(&db, &[old(1, "settled")]).await;
+    assert_eq!(batch(&db, &mut owned).await, ["settled"]);
+    let name = prepare(&db, &["held"]).await;
+    let shown = db.partitions().await.unwrap().unwrap().waits;
+    assert!(shown.iter().any(|wait| wait.who == name), "{shown:?}");
+    end(&db, "ROLLBACK", &name).await;
 }
 
 /// Where only the drop itself has to wait, its rows are gone all the same, and the next cleaner ends it.

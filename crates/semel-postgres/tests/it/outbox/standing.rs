@@ -46,7 +46,7 @@ async fn pid_of(connection: &mut PgConnection) -> String {
 }
 
 /// Prepares a transaction that has written these events; returns its name.
-async fn prepare(db: &Postgres, texts: &[&str]) -> String {
+pub(super) async fn prepare(db: &Postgres, texts: &[&str]) -> String {
     let mut open = db.pool().acquire().await.unwrap();
     sqlx::raw_sql("BEGIN").execute(&mut *open).await.unwrap();
     for text in texts {
@@ -76,7 +76,7 @@ fn rand() -> u128 {
     u128::from_be_bytes(semel_core::host::random_16())
 }
 
-async fn end(db: &Postgres, how: &str, name: &str) {
+pub(super) async fn end(db: &Postgres, how: &str, name: &str) {
     let sql = format!("{how} PREPARED '{}'", name.replace('\'', "''"));
     sqlx::raw_sql(AssertSqlSafe(sql))
         .execute(db.pool())
