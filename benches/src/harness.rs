@@ -10,6 +10,8 @@ pub(crate) struct Sample {
     pub(crate) elapsed: Duration,
     /// Microseconds of each operation, where it is a caller that waits.
     pub(crate) latencies: Vec<u32>,
+    /// Processor time, of whatever the table names.
+    pub(crate) processors: Vec<Duration>,
 }
 
 impl Sample {
@@ -28,6 +30,7 @@ impl Sample {
         self.done += other.done;
         self.elapsed = self.elapsed.max(other.elapsed);
         self.latencies.extend(other.latencies);
+        self.processors.extend(other.processors);
         self
     }
 }
@@ -38,6 +41,7 @@ type Run<'a> = Box<dyn FnMut() -> Pin<Box<dyn Future<Output = Sample> + 'a>> + '
 pub(crate) struct Table<'a> {
     title: String,
     unit: &'static str,
+    processors: &'static [&'static str],
     contenders: Vec<(String, Run<'a>)>,
 }
 
@@ -46,8 +50,15 @@ impl<'a> Table<'a> {
         Self {
             title: title.into(),
             unit,
+            processors: &[],
             contenders: Vec::new(),
         }
+    }
+
+    /// Shows the processor time that each unit took of these, as the samples have it.
+    pub(crate) fn processors(mut self, names: &'static [&'static str]) -> Self {
+        self.processors = names;
+        self
     }
 
     pub(crate) fn contender<F>(mut self, name: impl Into<String>, mut run: impl FnMut() -> F + 'a) -> Self
@@ -84,11 +95,17 @@ impl<'a> Table<'a> {
             }
         }
         println!("\n### {}\n", self.title);
-        println!(
+        print!(
             "| | {}/s, median | least to most | of the limit | p50 ms | p99 ms |",
             self.unit
         );
-        println!("| --- | ---: | ---: | ---: | ---: | ---: |");
+        for name in self.processors {
+            print!(" µs of {name} |");
+        }
+        println!(
+            "\n| --- | ---: | ---: | ---: | ---: | ---: |{}",
+            " ---: |".repeat(self.processors.len())
+        );
         for (index, (name, _)) in self.contenders.iter().enumerate() {
             let mut rates: Vec<f64> = samples[index].iter().map(Sample::per_second).collect();
             let mut ratios: Vec<f64> = rates
@@ -103,7 +120,7 @@ impl<'a> Table<'a> {
             rates.sort_by(f64::total_cmp);
             ratios.sort_by(f64::total_cmp);
             latencies.sort_unstable();
-            println!(
+            print!(
                 "| {name} | {} | {} to {} | {:.2} | {} | {} |",
                 thousands(rates[rates.len() / 2]),
                 thousands(rates[0]),
@@ -112,6 +129,10 @@ impl<'a> Table<'a> {
                 percentile(&latencies, 50),
                 percentile(&latencies, 99),
             );
+            for place in 0..self.processors.len() {
+                print!(" {} |", median_micros(&samples[index], place));
+            }
+            println!();
         }
     }
 }
@@ -126,6 +147,18 @@ pub(crate) fn thousands(rate: f64) -> String {
         text.push(digit);
     }
     text
+}
+
+/// Processor time of one unit at this place, the median of the samples.
+fn median_micros(samples: &[Sample], place: usize) -> String {
+    let mut micros: Vec<f64> = samples
+        .iter()
+        .filter_map(|sample| Some(sample.processors.get(place)?.as_secs_f64() * 1e6 / sample.done as f64))
+        .collect();
+    micros.sort_by(f64::total_cmp);
+    micros
+        .get(micros.len() / 2)
+        .map_or_else(|| "–".to_owned(), |micros| format!("{micros:.1}"))
 }
 
 fn percentile(sorted: &[u32], percent: usize) -> String {

@@ -86,6 +86,7 @@ pub(crate) async fn wrk(
         done,
         elapsed: Duration::from_micros(micros),
         latencies,
+        ..Sample::default()
     }
 }
 

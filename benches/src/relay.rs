@@ -104,7 +104,7 @@ fn sample(rows: u32, begun: Instant) -> Sample {
     Sample {
         done: u64::from(rows),
         elapsed: begun.elapsed(),
-        latencies: Vec::new(),
+        ..Sample::default()
     }
 }
 
@@ -272,7 +272,7 @@ async fn relay(store: Arc<dyn OutboxStore>, sink: impl Sink, rows: u32, config: 
     Sample {
         done: u64::from(rows),
         elapsed,
-        latencies: Vec::new(),
+        ..Sample::default()
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use semel_testkit::children::Process;
-use semel_testkit::servers::{free_port, postgres};
+use semel_testkit::servers::{free_port, postgres, processor_time};
 
 use crate::Plan;
 use crate::harness::{Sample, Table};
@@ -74,7 +74,7 @@ async fn one(
     let port = free_port();
     let server = serve(dir, store, port);
     load::until_there(port).await;
-    let before = processor_us(server.id());
+    let before = processor_time(server.id());
     let sample = if wrk {
         load::wrk(dir, port, CONNECTIONS, &POSTED, mode, run).await
     } else if mode == "replay" {
@@ -82,7 +82,8 @@ async fn one(
     } else {
         load::post(port, CONNECTIONS, run, AtomicU64::new(0).into()).await
     };
-    let us = (processor_us(server.id()) - before) / sample.done as f64;
+    let spent_now = processor_time(server.id()).saturating_sub(before);
+    let us = spent_now.as_secs_f64() * 1e6 / sample.done as f64;
     spent.lock().unwrap().push(us);
     sample
 }
@@ -99,13 +100,4 @@ fn serve(dir: &Path, store: &str, port: u16) -> Process {
             .stdin(Stdio::null()),
     )
     .unwrap()
-}
-
-/// The processor time of a process so far, as the kernel counts it: in hundredths of a second.
-fn processor_us(pid: u32) -> f64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // The name in parentheses may hold spaces; user and system time are the 14th and 15th field.
-    let fields: Vec<&str> = text.rsplit(") ").next().unwrap().split(' ').collect();
-    let ticks = |field: usize| fields[field].parse::<f64>().unwrap();
-    (ticks(11) + ticks(12)) * 10_000.0
 }

@@ -15,7 +15,7 @@ use semel_core::{Event, Sink, SystemClock};
 use semel_kafka::{KafkaLog, KafkaLogConfig, KafkaSink, KafkaSinkConfig};
 use semel_outbox::{Relay, RelayConfig};
 use semel_postgres::Postgres;
-use semel_testkit::servers::{kafka, postgres};
+use semel_testkit::servers::{kafka, postgres, processor_time};
 use sqlx::{Connection as _, PgConnection};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -35,6 +35,31 @@ pub(super) async fn postgresql_to_kafka(plan: Plan, only: Option<&str>) {
     drain(plan, false, only).await;
     drain(plan, true, only).await;
     latency(plan, only).await;
+}
+
+/// Who takes processor time: this process, which is the relay or what was written by hand, the database and the broker.
+const PROCESSORS: &[&str] = &["this process", "PostgreSQL", "Kafka"];
+
+/// The processor time of each of [`PROCESSORS`] so far.
+fn processors() -> [Duration; 3] {
+    [
+        processor_time(std::process::id()),
+        postgres().processor_time(),
+        kafka().processor_time(),
+    ]
+}
+
+/// Runs what takes processor time, and notes how much.
+async fn timed(run: impl Future<Output = Sample>) -> Sample {
+    let before = processors();
+    let sample = run.await;
+    let after = processors().into_iter().zip(before);
+    Sample {
+        processors: after
+            .map(|(after, before)| after.saturating_sub(before))
+            .collect(),
+        ..sample
+    }
 }
 
 /// 500 bytes each.
@@ -118,6 +143,7 @@ async fn drain(plan: Plan, held: bool, only: Option<&str>) {
         relay_sharded(backlog, rows, shards).await
     };
     Table::new(title, "rows")
+        .processors(PROCESSORS)
         .contender("limit: by hand, durability gate", || {
             by_hand(rows, held, true, false)
         })
@@ -127,13 +153,8 @@ async fn drain(plan: Plan, held: bool, only: Option<&str>) {
         })
         .contender("relay into a sink that takes everything at once", || async move {
             let backlog = Backlog::new(rows, held).await;
-            relay(
-                Arc::new(backlog.store.clone()),
-                Everything,
-                rows,
-                RelayConfig::default(),
-            )
-            .await
+            let store = Arc::new(backlog.store.clone());
+            timed(relay(store, Everything, rows, RelayConfig::default())).await
         })
         .contender("relay, one shard", || shards(1))
         .contender("relay, 4 shards", || shards(4))
@@ -163,7 +184,10 @@ async fn by_hand(rows: u32, held: bool, gate: bool, whole: bool) -> Sample {
         whole,
     };
     let (url, topic) = (backlog.url.clone(), backlog.topic.clone());
-    until_done(rows, async move |done| limit.run(&url, &topic, done).await).await
+    timed(until_done(rows, async move |done| {
+        limit.run(&url, &topic, done).await;
+    }))
+    .await
 }
 
 async fn by_hand_in_transactions(rows: u32, held: bool, producers: usize) -> Sample {
@@ -174,7 +198,10 @@ async fn by_hand_in_transactions(rows: u32, held: bool, producers: usize) -> Sam
         linger_ms: 2,
     };
     let (url, topic) = (backlog.url.clone(), backlog.topic.clone());
-    until_done(rows, async move |done| transactions.run(&url, &topic, done).await).await
+    timed(until_done(rows, async move |done| {
+        transactions.run(&url, &topic, done).await;
+    }))
+    .await
 }
 
 /// What was written by hand has no end of its own.
@@ -188,7 +215,7 @@ async fn until_done(rows: u32, run: impl AsyncFnOnce(watch::Sender<u64>)) -> Sam
     Sample {
         done: u64::from(rows),
         elapsed: begun.elapsed(),
-        latencies: Vec::new(),
+        ..Sample::default()
     }
 }
 
@@ -198,7 +225,7 @@ async fn relay_sharded(backlog: Backlog, rows: u32, shards: u16) -> Sample {
         shards,
         ..RelayConfig::default()
     };
-    relay(Arc::new(backlog.store.clone()), sink, rows, config).await
+    timed(relay(Arc::new(backlog.store.clone()), sink, rows, config)).await
 }
 
 fn log(rows_max: usize) -> KafkaLog {
@@ -216,7 +243,8 @@ async fn relay_in_transactions(rows: u32, held: bool, rows_max: usize) -> Sample
     let mut config = RelayConfig::default();
     config.policy.window_rows = (rows_max * 4).max(config.policy.window_rows);
     config.policy.page_rows = 1_000;
-    relay(Arc::new(backlog.store.clone()), log(rows_max), rows, config).await
+    let store = Arc::new(backlog.store.clone());
+    timed(relay(store, log(rows_max), rows, config)).await
 }
 
 async fn poller(rows: u32, held: bool) -> Sample {
@@ -233,13 +261,16 @@ async fn poller(rows: u32, held: bool) -> Sample {
     .await
     .unwrap();
     let begun = Instant::now();
-    let done = skip_locked(pool, &backlog.topic, 1_000).await;
-    assert_eq!(done, u64::from(rows));
-    Sample {
-        done,
-        elapsed: begun.elapsed(),
-        latencies: Vec::new(),
-    }
+    timed(async {
+        let done = skip_locked(pool, &backlog.topic, 1_000).await;
+        assert_eq!(done, u64::from(rows));
+        Sample {
+            done,
+            elapsed: begun.elapsed(),
+            ..Sample::default()
+        }
+    })
+    .await
 }
 
 async fn latency(plan: Plan, only: Option<&str>) {
@@ -432,6 +463,7 @@ pub(super) async fn steady(
         done: u64::from(count),
         elapsed,
         latencies,
+        ..Sample::default()
     }
 }
 

@@ -123,6 +123,6 @@ fn sample(rows: u32, begun: Instant) -> Sample {
     Sample {
         done: u64::from(rows),
         elapsed: begun.elapsed(),
-        latencies: Vec::new(),
+        ..Sample::default()
     }
 }

@@ -397,7 +397,9 @@ impl Machine {
         for mut page_row in page.rows {
             page_row.row.batch_no = self.cursor.batch_no;
             let row = page_row.row.row;
-            let key = page_row.row.event.key.clone();
+            let key = page_row.row.event.key.as_ref();
+            let parked =
+                key.is_some_and(|key| self.parked.contains(key) && !self.redrive.waiting.contains_key(key));
             let barred = page_row.barred.clone();
             self.reading.to = row;
             self.window.admit(page_row);
@@ -414,9 +416,7 @@ impl Machine {
                 }
             } else if excepted {
                 // Decided before the log was asked again, and not written yet.
-            } else if key
-                .is_some_and(|key| self.parked.contains(&key) && !self.redrive.waiting.contains_key(&key))
-            {
+            } else if parked {
                 self.window.except(row, ExceptionKind::Behind, &behind(0));
                 self.counters.excepted += 1;
             } else if let Some(why) = barred {

@@ -1,10 +1,7 @@
 //! Handing rows to a sink that takes each for itself.
 
-use std::sync::Arc;
-
 use super::command::Command;
 use super::machine::Machine;
-use super::window::State;
 use crate::store::SinkOrder;
 
 /// Calls of a pipelined sink at once. While one is answered the next is on its way; no key is in two of them.
@@ -103,10 +100,10 @@ impl Machine {
         }
         if one_per_key {
             for row in picked.rows {
-                self.publish(&[row], deadline_ms, commands);
+                self.publish(vec![row], deadline_ms, commands);
             }
         } else {
-            self.publish(&picked.rows, deadline_ms, commands);
+            self.publish(picked.rows, deadline_ms, commands);
         }
         None
     }
@@ -133,15 +130,9 @@ impl Machine {
         call
     }
 
-    fn publish(&mut self, rows: &[i64], deadline_ms: u64, commands: &mut Vec<Command>) {
-        let mut handed = Vec::with_capacity(rows.len());
-        for row in rows {
-            if let Some(entry) = self.window.get_mut(*row) {
-                entry.state = State::InFlight;
-                handed.push(Arc::clone(&entry.row));
-            }
-        }
-        let call = self.new_call(rows.to_vec());
+    fn publish(&mut self, rows: Vec<i64>, deadline_ms: u64, commands: &mut Vec<Command>) {
+        let handed = rows.iter().filter_map(|row| self.window.send(*row)).collect();
+        let call = self.new_call(rows);
         commands.push(Command::Publish {
             call,
             rows: handed,

@@ -2,7 +2,6 @@
 
 use super::command::{Pause, PauseKind};
 use super::machine::Machine;
-use super::window::State;
 use crate::store::{SinkError, SinkErrorClass, SinkOrder};
 
 /// How long a call waits of which nothing left, in milliseconds: a sink that goes on like this is not asked all the time.
@@ -58,8 +57,7 @@ impl Machine {
         let error = match result {
             Ok(()) => {
                 self.reached(now);
-                if let Some(entry) = self.window.get_mut(row) {
-                    entry.state = State::Acked;
+                if self.window.acknowledge(row) {
                     self.counters.published += 1;
                 }
                 return None;
@@ -100,9 +98,7 @@ impl Machine {
     }
 
     pub(super) fn requeue(&mut self, row: i64) {
-        if let Some(entry) = self.window.get_mut(row) {
-            entry.state = State::Queued;
-        }
+        self.window.requeue(row);
     }
 
     /// A row that meets an absent broker again and again waits longer than the others, so that they can try. In a call of
@@ -124,8 +120,7 @@ impl Machine {
     pub(super) fn refused(&mut self, now: u64, row: i64, error: &SinkError, dice: f64) -> Option<String> {
         let retry = self.policy.retry;
         let asked = self.asked_ms(error);
-        let entry = self.window.get_mut(row)?;
-        entry.state = State::Queued;
+        let entry = self.window.requeue(row)?;
         entry.attempts = entry.attempts.saturating_add(1);
         let first = *entry.first_failed_at.get_or_insert(now);
         match retry.delay_ms(entry.attempts, now.saturating_sub(first), dice) {

@@ -1,6 +1,6 @@
 //! The rows in memory: read, not all settled, in order.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque, hash_map};
 use std::hash::{BuildHasherDefault, DefaultHasher, Hash as _, Hasher};
 use std::sync::Arc;
 
@@ -44,6 +44,11 @@ pub(super) struct Entry {
 impl Entry {
     const fn settled(&self) -> bool {
         matches!(self.state, State::Acked | State::Excepted(_) | State::Aside)
+    }
+
+    /// Nothing is to be done with it before an answer comes, and it keeps nothing behind it but its key.
+    const fn passed(&self) -> bool {
+        self.settled() || (matches!(self.state, State::InFlight) && self.blocking.is_none())
     }
 
     fn bytes(&self) -> u64 {
@@ -109,6 +114,10 @@ pub(super) struct Window {
     /// Keys that wait until a skipped row of theirs is saved as an exception: were one sent before, a crash could send
     /// the skipped row after it.
     held: HashSet<Bytes>,
+    /// How many rows at the front are on their way or settled, at least: nothing is to be picked from them.
+    passed: usize,
+    /// Keys of rows that were picked and are on their way, by their hashes, and how many each has.
+    flying: HashMap<u64, u32, BuildHasherDefault<AsItIs>>,
     /// Used while rows are picked, and kept for its room.
     busy: HashSet<u64, BuildHasherDefault<AsItIs>>,
 }
@@ -186,18 +195,63 @@ impl Window {
         self.entries.push_back(entry);
     }
 
-    pub(super) fn get_mut(&mut self, row: i64) -> Option<&mut Entry> {
+    fn place(&self, row: i64) -> Option<usize> {
         // Numbers mostly follow one another, so its place is mostly known.
         let from_first = row.checked_sub(self.entries.front()?.row.row)?;
         let at = usize::try_from(from_first).ok()?;
-        let at = match self.entries.get(at) {
-            Some(entry) if entry.row.row == row => at,
+        match self.entries.get(at) {
+            Some(entry) if entry.row.row == row => Some(at),
             _ => self
                 .entries
                 .binary_search_by_key(&row, |entry| entry.row.row)
-                .ok()?,
-        };
+                .ok(),
+        }
+    }
+
+    pub(super) fn get_mut(&mut self, row: i64) -> Option<&mut Entry> {
+        let at = self.place(row)?;
         self.entries.get_mut(at)
+    }
+
+    /// A picked row goes on its way.
+    pub(super) fn send(&mut self, row: i64) -> Option<Arc<OutboxRow>> {
+        let at = self.place(row)?;
+        let entry = self.entries.get_mut(at)?;
+        entry.state = State::InFlight;
+        if let Some(key) = entry.key_hash {
+            *self.flying.entry(key).or_default() += 1;
+        }
+        Some(Arc::clone(&entry.row))
+    }
+
+    /// A row was delivered; whether it is still here.
+    pub(super) fn acknowledge(&mut self, row: i64) -> bool {
+        let Some(at) = self.place(row) else { return false };
+        let entry = &mut self.entries[at];
+        Self::landed(&mut self.flying, entry);
+        entry.state = State::Acked;
+        true
+    }
+
+    /// A row waits for its turn, again.
+    pub(super) fn requeue(&mut self, row: i64) -> Option<&mut Entry> {
+        let at = self.place(row)?;
+        self.passed = self.passed.min(at);
+        let entry = self.entries.get_mut(at)?;
+        Self::landed(&mut self.flying, entry);
+        entry.state = State::Queued;
+        Some(entry)
+    }
+
+    fn landed(flying: &mut HashMap<u64, u32, BuildHasherDefault<AsItIs>>, entry: &Entry) {
+        if let (State::InFlight, Some(key)) = (&entry.state, entry.key_hash)
+            && let hash_map::Entry::Occupied(mut count) = flying.entry(key)
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
     }
 
     /// The first row that is not settled.
@@ -253,6 +307,7 @@ impl Window {
                 break;
             };
             last = Some(entry.row.row);
+            self.passed = self.passed.saturating_sub(1);
             self.bytes -= entry.bytes();
             if let State::Excepted(exception) = entry.state {
                 exceptions.push(exception);
@@ -282,6 +337,7 @@ impl Window {
             && entry.row.row <= last_id
         {
             self.bytes -= entry.bytes();
+            self.passed = self.passed.saturating_sub(1);
             self.entries.pop_front();
         }
     }
@@ -339,22 +395,30 @@ impl Window {
         waiting: &HashMap<Bytes, i64>,
     ) -> Picked {
         let mut picked = Picked::default();
+        while self.entries.get(self.passed).is_some_and(Entry::passed) {
+            self.passed += 1;
+        }
+        debug_assert!(self.entries.range(..self.passed).all(Entry::passed));
         // By their hashes: two keys with one hash wait for each other, that is all.
         let busy = &mut self.busy;
         busy.clear();
         busy.extend(self.held.iter().chain(waiting.keys()).map(hash));
-        for entry in &self.entries {
+        for entry in self.entries.range(self.passed..) {
             if picked.rows.len() >= max {
                 break;
             }
-            let waits_behind = entry.key_hash.is_some_and(|key| busy.contains(&key));
-            if entry.settled() || waits_behind {
+            if entry.passed() {
                 continue;
             }
-            let due = matches!(entry.state, State::Queued) && entry.not_before <= now;
+            let in_flight = matches!(entry.state, State::InFlight);
+            let waits_behind = |key: u64| busy.contains(&key) || self.flying.contains_key(&key);
+            if !in_flight && entry.key_hash.is_some_and(waits_behind) {
+                continue;
+            }
+            let due = !in_flight && entry.not_before <= now;
             if due {
                 picked.rows.push(entry.row.row);
-            } else if matches!(entry.state, State::Queued) && entry.not_before < u64::MAX {
+            } else if !in_flight && entry.not_before < u64::MAX {
                 picked.wake = Some(
                     picked
                         .wake

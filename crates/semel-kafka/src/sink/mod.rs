@@ -6,6 +6,7 @@ mod producer;
 pub(crate) mod record;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -201,8 +202,13 @@ impl Sink for KafkaSink {
         let id = state.next_page;
         state.next_page += 1;
         state.open.insert(id, Arc::clone(&page));
-        let producer = hand_over(&shared.config, &mut state, id, &page);
+        let producer = admit(&shared.config, &mut state, id, &page);
         drop(state);
+        if let Some(producer) = &producer {
+            // The others of such a producer follow one by one.
+            let count = if producer.single() { 1 } else { page.rows().len() };
+            hand_over(&shared, id, &page, producer, 0..count.min(page.rows().len()));
+        }
         let limit = deadline.min(shared.config.message_timeout / 2);
         let open = OpenPage {
             id,
@@ -244,13 +250,8 @@ fn current(config: &KafkaSinkConfig, state: &mut State) -> Result<Arc<Producer>,
     Ok(started)
 }
 
-/// Hands the page's rows to the producer, in order, up to the first that it does not take.
-fn hand_over(
-    config: &KafkaSinkConfig,
-    state: &mut State,
-    id: u64,
-    page: &Arc<Page>,
-) -> Option<Arc<Producer>> {
+/// The producer that takes the page's rows, unless they may not pass now.
+fn admit(config: &KafkaSinkConfig, state: &mut State, id: u64, page: &Arc<Page>) -> Option<Arc<Producer>> {
     // Making a new producer can bar slots, when the last one has just failed: this page's own do not count.
     let producer = current(config, state);
     state.barred.remove(&id);
@@ -260,30 +261,26 @@ fn hand_over(
         page.fill(|| held_back("an earlier record of the same keys failed"), 0);
         return None;
     }
-    let producer = match producer {
-        Ok(producer) => producer,
+    match producer {
+        Ok(producer) => Some(producer),
         Err(error) => {
             state.barred.insert(id, page.slots());
             page.fill(|| error.clone(), 0);
-            return None;
-        }
-    };
-    // The others of such a producer follow one by one.
-    let count = if producer.single() { 1 } else { page.rows().len() };
-    for index in 0..count.min(page.rows().len()) {
-        if !hand_over_one(state, id, page, &producer, index) {
-            break;
+            None
         }
     }
-    Some(producer)
 }
 
-/// Whether the producer took the row. If not, the rest may not overtake it; what was taken before it goes on.
-fn hand_over_one(state: &mut State, id: u64, page: &Arc<Page>, producer: &Producer, index: usize) -> bool {
-    let Err(error) = producer.send(page, index) else {
+/// Whether the producer took these rows, in order. If not, the rest may not overtake the first that it did not take; what was
+/// taken before it goes on.
+///
+/// Shards do this at the same time. Where the producer fails meanwhile, it takes no more, and the page, being open, is barred
+/// with the others.
+fn hand_over(shared: &Shared, id: u64, page: &Arc<Page>, producer: &Producer, rows: Range<usize>) -> bool {
+    let Err((index, error)) = producer.send(page, rows) else {
         return true;
     };
-    state.barred.insert(id, page.slots());
+    shared.lock().barred.insert(id, page.slots());
     page.set(index, Err(error));
     page.fill(|| held_back("an earlier record was not taken"), index + 1);
     false
@@ -306,7 +303,7 @@ impl OpenPage {
     async fn one_by_one(&self, producer: &Producer) {
         let page = &self.page;
         for index in 0..page.rows().len() {
-            if index > 0 && !hand_over_one(&mut self.shared.lock(), self.id, page, producer, index) {
+            if index > 0 && !hand_over(&self.shared, self.id, page, producer, index..index + 1) {
                 return;
             }
             if !page.delivered(index).await {

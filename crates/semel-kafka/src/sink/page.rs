@@ -13,15 +13,19 @@ type Result1 = Result<(), SinkError>;
 pub(super) struct Page {
     rows: Vec<Arc<OutboxRow>>,
     results: Mutex<Results>,
-    /// A row got its result.
+    /// A row got its result while somebody waited for one.
     settled: Notify,
 }
 
 #[derive(Debug)]
 struct Results {
-    each: Vec<Option<Result1>>,
+    /// Rows that have their result; it is among the errors, or it was delivered.
+    settled: Vec<bool>,
+    errors: Vec<(usize, SinkError)>,
     left: usize,
     done: Option<oneshot::Sender<()>>,
+    /// Somebody waits for single rows.
+    watched: bool,
 }
 
 impl Page {
@@ -29,9 +33,11 @@ impl Page {
     pub(super) fn new(rows: &[Arc<OutboxRow>]) -> (Arc<Self>, oneshot::Receiver<()>) {
         let (done, answer) = oneshot::channel();
         let mut results = Results {
-            each: vec![None; rows.len()],
+            settled: vec![false; rows.len()],
+            errors: Vec::new(),
             left: rows.len(),
             done: Some(done),
+            watched: false,
         };
         results.tell_when_done();
         let page = Self {
@@ -57,10 +63,16 @@ impl Page {
     /// The first result of a row counts.
     pub(super) fn set(&self, index: usize, result: Result1) {
         let mut results = self.lock();
-        if let Some(place @ None) = results.each.get_mut(index) {
-            *place = Some(result);
-            results.left -= 1;
-            results.tell_when_done();
+        let Some(settled @ false) = results.settled.get_mut(index) else {
+            return;
+        };
+        *settled = true;
+        if let Err(error) = result {
+            results.errors.push((index, error));
+        }
+        results.left -= 1;
+        results.tell_when_done();
+        if results.watched {
             self.settled.notify_one();
         }
     }
@@ -68,8 +80,12 @@ impl Page {
     /// Waits until this row has a result; whether it was delivered. For one waiter at a time.
     pub(super) async fn delivered(&self, index: usize) -> bool {
         loop {
-            if let Some(Some(result)) = self.lock().each.get(index) {
-                return result.is_ok();
+            {
+                let mut results = self.lock();
+                results.watched = true;
+                if results.settled.get(index) == Some(&true) {
+                    return !results.errors.iter().any(|(row, _)| *row == index);
+                }
             }
             self.settled.notified().await;
         }
@@ -90,10 +106,16 @@ impl Page {
     /// One result per row.
     pub(super) fn take(&self) -> Vec<Result1> {
         let missing = || Err(SinkError::new(SinkErrorClass::Away, "no result"));
-        std::mem::take(&mut self.lock().each)
+        let mut results = self.lock();
+        let settled = std::mem::take(&mut results.settled);
+        let mut all: Vec<Result1> = settled
             .into_iter()
-            .map(|result| result.unwrap_or_else(missing))
-            .collect()
+            .map(|settled| if settled { Ok(()) } else { missing() })
+            .collect();
+        for (index, error) in results.errors.drain(..) {
+            all[index] = Err(error);
+        }
+        all
     }
 }
 

@@ -1,7 +1,8 @@
 //! One idempotent producer, good until its first failed record.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use rdkafka::ClientContext;
@@ -23,6 +24,14 @@ use crate::client::{self, Said};
 /// of a processor: the driver rounds the last part of one down to nothing and asks again and again.
 const POLL: Duration = Duration::from_secs(1);
 
+/// Requests to a broker at once. A broker works on one of a connection at a time, so the second hides the way between, and more
+/// hide nothing. With more than there are partitions, librdkafka's thread would not sleep while requests are on their way
+/// and records wait behind them: it asks without end whether one may go (decision 0068).
+const REQUESTS_IN_FLIGHT: &str = "2";
+
+/// Records that are handed over before a failure is looked for again.
+const AT_ONCE: usize = 64;
+
 /// A producer with its polling thread. The thread owns it and takes it down, which can block for a while; dropping
 /// this only tells it to.
 #[derive(Debug)]
@@ -35,18 +44,76 @@ pub(super) struct Producer {
 
 #[derive(Debug, Default)]
 struct Flags {
-    /// A record was not delivered: nothing may go through this producer any more. Held while a record is handed over,
+    /// A record was not delivered: nothing may go through this producer any more. Held while records are handed over,
     /// so that none slips in between a failure and the purge that follows it.
-    failed: Mutex<bool>,
+    failed: RwLock<bool>,
+    /// Rows whose reports are still to come.
+    out: Mutex<Out>,
     /// A batch was too large: which of its records is to blame shows when they go one by one.
     batch_too_large: AtomicBool,
     stop: AtomicBool,
     said: Said,
 }
 
+/// What the producer has taken and not reported of. With each record it keeps one number, [`opaque`], so that a record
+/// costs no memory of its own here.
+#[derive(Debug, Default)]
+struct Out {
+    pages: Vec<Option<(Arc<Page>, usize)>>,
+}
+
+/// Half of a number for the place of the page, half for that of the row in it.
+const ROW_BITS: u32 = usize::BITS / 2;
+/// Rows of one page that have a number.
+const ROWS_MAX: usize = 1 << ROW_BITS;
+
+/// The number that stands for a row.
+const fn opaque(place: usize, index: usize) -> usize {
+    place << ROW_BITS | index
+}
+
+impl Out {
+    /// A place for a page of which so many reports are to come.
+    fn expect(&mut self, page: &Arc<Page>, reports: usize) -> usize {
+        let out = Some((Arc::clone(page), reports));
+        match self.pages.iter().position(Option::is_none) {
+            Some(place) => {
+                self.pages[place] = out;
+                place
+            }
+            None => {
+                self.pages.push(out);
+                self.pages.len() - 1
+            }
+        }
+    }
+
+    /// So many of its reports came, or never will.
+    fn came(&mut self, place: usize, reports: usize) -> Option<Arc<Page>> {
+        let place = self.pages.get_mut(place)?;
+        let (page, left) = place.as_mut()?;
+        *left = left.saturating_sub(reports);
+        if *left == 0 {
+            place.take().map(|(page, _)| page)
+        } else {
+            Some(Arc::clone(page))
+        }
+    }
+}
+
 impl Flags {
-    fn failed(&self) -> MutexGuard<'_, bool> {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn failed(&self) -> bool {
+        *self.failed.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this is the first failure. Waits for what is being handed over.
+    fn fail(&self) -> bool {
+        let mut failed = self.failed.write().unwrap_or_else(PoisonError::into_inner);
+        !std::mem::replace(&mut *failed, true)
+    }
+
+    fn out(&self) -> MutexGuard<'_, Out> {
+        self.out.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -69,10 +136,13 @@ impl ClientContext for Reports {
 }
 
 impl ProducerContext for Reports {
-    type DeliveryOpaque = Box<(Arc<Page>, usize)>;
+    type DeliveryOpaque = usize;
 
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: Self::DeliveryOpaque) {
-        let (page, index) = *opaque;
+        let Some(page) = self.flags.out().came(opaque >> ROW_BITS, 1) else {
+            return;
+        };
+        let index = opaque & (ROWS_MAX - 1);
         match result {
             Ok(_) => {
                 self.flags.said.forget();
@@ -80,7 +150,7 @@ impl ProducerContext for Reports {
             }
             Err((error, _)) => {
                 let producer = self.producer.get().and_then(Weak::upgrade);
-                let first = !std::mem::replace(&mut *self.flags.failed(), true);
+                let first = self.flags.fail();
                 if let Some(producer) = &producer
                     && first
                 {
@@ -129,6 +199,35 @@ fn give_up(producer: &BaseProducer<Reports>) {
     producer.purge(PurgeConfig::default().queue().inflight());
 }
 
+fn send_part(
+    producer: &BaseProducer<Reports>,
+    page: &Page,
+    place: usize,
+    rows: Range<usize>,
+) -> Result<(), (usize, SinkError)> {
+    for (index, row) in rows.clone().zip(&page.rows()[rows]) {
+        if index >= ROWS_MAX {
+            let text = "there are too many rows in one call";
+            return Err((index, SinkError::new(SinkErrorClass::HeldBack, text)));
+        }
+        let event = &row.event;
+        let mut record: BaseRecord<'_, [u8], [u8], _> =
+            BaseRecord::with_opaque_to(&event.topic, opaque(place, index)).headers(record::headers(row));
+        if let Some(key) = &event.key {
+            record = record.key(key);
+        }
+        if let Some(data) = &event.data {
+            record = record.payload(data);
+        }
+        if let Err((error, _)) = producer.send(record) {
+            let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
+            let fatal = producer.client().fatal_error();
+            return Err((index, explain(code, &error, fatal, &event.topic)));
+        }
+    }
+    Ok(())
+}
+
 impl Producer {
     /// Starts one; does not wait for a broker. `single` makes each record a batch of its own.
     pub(super) fn start(config: &KafkaSinkConfig, single: bool) -> Result<Arc<Self>, StoreError> {
@@ -142,7 +241,10 @@ impl Producer {
                 "message.timeout.ms",
                 config.message_timeout.as_millis().to_string(),
             ),
-            ("max.in.flight.requests.per.connection", "5".to_owned()),
+            (
+                "max.in.flight.requests.per.connection",
+                REQUESTS_IN_FLIGHT.to_owned(),
+            ),
             ("message.send.max.retries", i32::MAX.to_string()),
             // Keys go to the partitions that Java's producers choose.
             ("partitioner", "murmur2_random".to_owned()),
@@ -195,7 +297,7 @@ impl Producer {
 
     /// Whether a record was not delivered.
     pub(super) fn failed(&self) -> bool {
-        *self.flags.failed()
+        self.flags.failed()
     }
 
     /// Whether records may go through it: none has failed, and the thread that polls it goes on.
@@ -219,30 +321,32 @@ impl Producer {
         self.flags.batch_too_large.load(Ordering::Acquire)
     }
 
-    /// Hands one row over.
-    pub(super) fn send(&self, page: &Arc<Page>, index: usize) -> Result<(), SinkError> {
+    /// Hands rows over, up to the first that it does not take: which one, and why.
+    pub(super) fn send(&self, page: &Arc<Page>, rows: Range<usize>) -> Result<(), (usize, SinkError)> {
         let gone = || SinkError::new(SinkErrorClass::HeldBack, "the producer was thrown away");
-        let producer = self.inner.upgrade().ok_or_else(gone)?;
-        let failed = self.flags.failed();
-        if *failed {
-            return Err(gone());
+        let Some(producer) = self.inner.upgrade() else {
+            return Err((rows.start, gone()));
+        };
+        if rows.is_empty() {
+            return Ok(());
         }
-        let row = &page.rows()[index];
-        let mut record: BaseRecord<'_, [u8], [u8], _> =
-            BaseRecord::with_opaque_to(&row.event.topic, Box::new((Arc::clone(page), index)))
-                .headers(record::headers(row));
-        if let Some(key) = &row.event.key {
-            record = record.key(key);
+        let place = self.flags.out().expect(page, rows.len());
+        let end = rows.end;
+        for start in rows.step_by(AT_ONCE) {
+            let part = start..end.min(start + AT_ONCE);
+            let failed = self.flags.failed.read().unwrap_or_else(PoisonError::into_inner);
+            let sent = if *failed {
+                Err((start, gone()))
+            } else {
+                send_part(&producer, page, place, part)
+            };
+            drop(failed);
+            if let Err((index, error)) = sent {
+                self.flags.out().came(place, end - index);
+                return Err((index, error));
+            }
         }
-        if let Some(data) = &row.event.data {
-            record = record.payload(data);
-        }
-        let sent = producer.send(record);
-        drop(failed);
-        sent.map_err(|(error, _)| {
-            let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
-            explain(code, &error, producer.client().fatal_error(), &row.event.topic)
-        })
+        Ok(())
     }
 
     /// An error of a broker that is away, with what librdkafka said of it.
@@ -252,7 +356,7 @@ impl Producer {
 
     /// Gives up everything it holds; the results come as errors.
     pub(super) fn purge(&self) {
-        *self.flags.failed() = true;
+        self.flags.fail();
         if let Some(producer) = self.inner.upgrade() {
             give_up(&producer);
         }
@@ -279,5 +383,35 @@ impl Producer {
 impl Drop for Producer {
     fn drop(&mut self) {
         self.flags.stop.store(true, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_known_until_its_last_report_and_its_place_is_then_used_again() {
+        let page = || Page::new(&[]).0;
+        let (first, second) = (page(), page());
+        let mut out = Out::default();
+        assert_eq!((out.expect(&first, 3), out.expect(&second, 1)), (0, 1));
+        let is = |found: Option<Arc<Page>>, page| found.is_some_and(|found| Arc::ptr_eq(&found, page));
+        assert!(is(out.came(0, 1), &first));
+        assert!(is(out.came(1, 1), &second));
+        assert!(out.came(1, 1).is_none());
+        // Two were not taken.
+        assert!(is(out.came(0, 2), &first));
+        assert!(out.came(0, 1).is_none());
+        assert_eq!(out.expect(&second, 1), 0);
+        assert_eq!(Arc::strong_count(&first), 1);
+    }
+
+    #[test]
+    fn a_number_names_a_page_and_a_row_of_it() {
+        for (place, index) in [(0, 0), (0, ROWS_MAX - 1), (7, 0), (ROWS_MAX - 1, ROWS_MAX - 1)] {
+            let number = opaque(place, index);
+            assert_eq!((number >> ROW_BITS, number & (ROWS_MAX - 1)), (place, index));
+        }
     }
 }

@@ -7,6 +7,7 @@ use rdkafka::message::{Header, OwnedHeaders};
 use semel_core::Event;
 use semel_core::limits::{self, LimitExceeded};
 use semel_core::store::OutboxRow;
+use uuid::Uuid;
 
 /// Whether an event's own header would stand in for one of the binding's.
 fn reserved(name: &str) -> bool {
@@ -75,7 +76,12 @@ pub(crate) fn headers(row: &OutboxRow) -> OwnedHeaders {
     };
     let mut headers = OwnedHeaders::new_with_capacity(9 + event.headers.len());
     headers = add(headers, "ce_specversion", b"1.0");
-    headers = add(headers, "ce_id", event.id.to_string().as_bytes());
+    let id = &mut Uuid::encode_buffer();
+    headers = add(
+        headers,
+        "ce_id",
+        event.id.hyphenated().encode_lower(id).as_bytes(),
+    );
     headers = add(headers, "ce_source", event.source.as_bytes());
     headers = add(headers, "ce_type", event.kind.as_bytes());
     headers = add(headers, "ce_time", row.created_at.rfc3339().as_bytes());

@@ -3,6 +3,7 @@
 -- memory, what was visible in it is visible here, whichever server this is (rules O2, O5).
 -- The reader stops where it has bytes enough: a running sum here costs as much as the reading itself. One row stands on the
 -- left of the join, so the rows come in the order of the right side; to ask for it once more would sort them.
+-- The marks are read in queries of their own: where they stand bare, they are read from their texts again for each row.
 SELECT o.id, o.stream, o.event_id, o.topic, o.type, o.source, o.key, o.content_type, o.headers, o.data, o.traceparent,
   o.created_at, m.mine FROM (
   SELECT EXISTS (SELECT 1 FROM semel.outbox_shard s
@@ -11,5 +12,6 @@ SELECT o.id, o.stream, o.event_id, o.topic, o.type, o.source, o.key, o.content_t
 LEFT JOIN LATERAL (
   SELECT * FROM semel.outbox o
   WHERE o.id > $10 AND o.stream = $1 AND o.slot BETWEEN $8 AND $9
-    AND NOT pg_visible_in_snapshot(o.xid, $6::pg_snapshot) AND pg_visible_in_snapshot(o.xid, $7::pg_snapshot)
+    AND NOT pg_visible_in_snapshot(o.xid, (SELECT $6::pg_snapshot))
+    AND pg_visible_in_snapshot(o.xid, (SELECT $7::pg_snapshot))
   ORDER BY o.id LIMIT $11) o ON m.mine

@@ -12,7 +12,7 @@ LEFT JOIN LATERAL (
   SELECT * FROM (
     SELECT * FROM semel.outbox
     WHERE xid >= pg_snapshot_xmax($6::pg_snapshot) AND xid < pg_snapshot_xmax($7::pg_snapshot)
-      AND pg_visible_in_snapshot(xid, $7::pg_snapshot)
+      AND pg_visible_in_snapshot(xid, (SELECT $7::pg_snapshot))
     UNION ALL
     SELECT b.* FROM pg_snapshot_xip($6::pg_snapshot) x JOIN semel.outbox b ON b.xid BETWEEN x AND x
     WHERE pg_visible_in_snapshot(x, $7::pg_snapshot)

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -113,9 +114,18 @@ impl Guard {
             if !children.iter().any(|child| is_running(*child)) {
                 return;
             }
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
         }
         panic!("processes of the server survive kill -9");
+    }
+
+    /// Processor time of the server and of the processes that it has started, those that have ended included.
+    #[must_use]
+    pub fn processor_time(&self) -> Duration {
+        let children = children_of(self.pid);
+        let pids = children.iter().map(|child| child.as_raw_nonzero().get());
+        let pids = pids.chain([self.pid]).filter_map(|pid| u32::try_from(pid).ok());
+        pids.map(processor_time).sum()
     }
 
     /// SIGTERM: a polite request to end.
@@ -146,6 +156,24 @@ fn state_and_parent(pid: i32) -> Option<(String, i32)> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit(')').next()?.split_whitespace();
     Some((fields.next()?.to_owned(), fields.next()?.parse().ok()?))
+}
+
+/// Processor time of a process and of its children that have ended. A process that is gone has none.
+#[must_use]
+pub fn processor_time(pid: u32) -> Duration {
+    /// What Linux counts in, whatever the kernel's own clock.
+    const TICKS_PER_SECOND: u64 = 100;
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        return Duration::ZERO;
+    };
+    // Behind the name: utime, stime, cutime and cstime are the fields 12 to 15.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let ticks: u64 = fields
+        .skip(11)
+        .take(4)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum();
+    Duration::from_millis(ticks * 1_000 / TICKS_PER_SECOND)
 }
 
 fn children_of(parent: i32) -> Vec<Pid> {

@@ -212,6 +212,12 @@ impl KafkaServer {
         self.guard.pause();
     }
 
+    /// Processor time of all its processes since it was started.
+    #[must_use]
+    pub fn processor_time(&self) -> Duration {
+        self.guard.processor_time()
+    }
+
     /// SIGCONT.
     pub fn resume(&self) {
         self.guard.resume();

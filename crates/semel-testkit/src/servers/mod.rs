@@ -18,7 +18,7 @@ mod redis;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use guard::{Guard, free_port};
+pub use guard::{Guard, free_port, processor_time};
 pub use kafka::{KafkaServer, kafka};
 pub use kafka_log::KafkaRecord;
 pub use mariadb::{MariadbServer, mariadb};

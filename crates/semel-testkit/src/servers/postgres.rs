@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use super::guard::{Guard, free_port};
 use super::is_for_speed;
@@ -145,6 +146,12 @@ impl PostgresServer {
         self.guard.pause();
     }
 
+    /// Processor time of all its processes since it was started.
+    #[must_use]
+    pub fn processor_time(&self) -> Duration {
+        self.guard.processor_time()
+    }
+
     /// SIGCONT.
     pub fn resume(&self) {
         self.guard.resume();
@@ -162,7 +169,7 @@ impl PostgresServer {
                 Ok(()) => return,
                 Err(why) => last = why,
             }
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(100));
         }
         panic!("PostgreSQL does not start again: {last}");
     }

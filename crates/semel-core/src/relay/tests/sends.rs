@@ -40,3 +40,38 @@ fn what_is_told_together_is_decided_once() {
     assert_eq!(sent, [4, 5]);
     assert_eq!(bench.machine.in_flight(), 4);
 }
+
+/// Rows on their way are passed over without a look; what comes back is looked at again.
+#[test]
+fn rows_that_come_back_go_again_before_those_behind_them() {
+    let order = SinkOrder::Pipelined { in_flight_max: 500 };
+    let keys: Vec<String> = (1..=900).map(|row| format!("k{row}")).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let mut bench = Bench::new(order, quiet(), &keys);
+    bench.answer(251, vec![Ok(()); 250]);
+    assert_eq!(
+        bench.on_their_way(),
+        (1..=250).chain(501..=750).collect::<Vec<_>>()
+    );
+    let held_back = Err(SinkError::new(SinkErrorClass::HeldBack, "why"));
+    let mut results = vec![held_back; 250];
+    results[0] = Ok(());
+    bench.answer(1, results);
+    let last = bench.sent.last().map(|(_, rows)| rows.clone());
+    assert_eq!(last, Some((2..=250).chain([751]).collect()));
+}
+
+/// A key that is on its way twice is free when both are there.
+#[test]
+fn a_key_is_free_when_all_its_rows_are_back() {
+    let order = SinkOrder::Pipelined { in_flight_max: 500 };
+    let mut keys: Vec<String> = (1..=600).map(|row| format!("k{row}")).collect();
+    keys[1] = keys[0].clone();
+    keys[500] = keys[0].clone();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let mut bench = Bench::new(order, quiet(), &keys);
+    bench.answer(251, vec![Ok(()); 250]);
+    assert!(!bench.on_their_way().contains(&501), "its key is on its way");
+    bench.answer(1, vec![Ok(()); 250]);
+    assert!(bench.on_their_way().contains(&501));
+}
