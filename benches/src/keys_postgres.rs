@@ -3,9 +3,8 @@
 //! The hand-written statements are those of the reference that the goals were set by: one narrow table, one statement per
 //! claim and per completion, arrays for batches.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use semel_core::claim::{Claim, ClaimReply, Completion, Keep, LeaseReply, Nonce, OwnerLost, succeeded};
 use semel_core::{Fingerprint, Key, KeyStore, KeyStoreExt as _, Scope};
@@ -17,6 +16,7 @@ use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 
 use crate::Plan;
+use crate::cost::Costs;
 use crate::harness::{Table, callers};
 
 /// Keys in a batch.
@@ -124,6 +124,7 @@ fn claim_of(key: Key) -> Claim {
 #[derive(Clone)]
 struct Bench {
     plan: Plan,
+    only: Option<Arc<str>>,
     /// The server's first process.
     server: u32,
     ids: Ids,
@@ -136,7 +137,7 @@ struct Bench {
     hashing: PgPool,
 }
 
-pub(crate) async fn run(plan: Plan) {
+pub(crate) async fn run(plan: Plan, only: Option<&str>) {
     let url = postgres().fresh_database();
     let mut config = Config::new(&url);
     config.connections_max = CONNECTIONS;
@@ -154,14 +155,10 @@ pub(crate) async fn run(plan: Plan) {
     let looping = by_index
         .clone()
         .options([("enable_hashjoin", "off"), ("enable_mergejoin", "off")]);
-    let data: String = sqlx::query_scalar("SHOW data_directory")
-        .fetch_one(db.pool())
-        .await
-        .unwrap();
-    let pid = std::fs::read_to_string(format!("{data}/postmaster.pid")).unwrap();
     let bench = Bench {
         plan,
-        server: pid.lines().next().unwrap().trim().parse().unwrap(),
+        only: only.map(Arc::from),
+        server: Costs::server_of(db.pool()).await,
         ids: Ids::default(),
         db,
         pool: connect(CONNECTIONS, options),
@@ -258,8 +255,7 @@ async fn transactions(b: &Bench) {
     .await;
 }
 
-/// A table of contenders that also says what each operation costs in processor time: on a machine that others use, too,
-/// that is steadier than a rate.
+/// A table of contenders that also says what each operation costs in processor time.
 struct Contest<'a> {
     bench: &'a Bench,
     table: Table<'a>,
@@ -268,9 +264,6 @@ struct Contest<'a> {
     costs: Costs,
 }
 
-/// Microseconds of the client's processor time, of the server's, and operations.
-type Costs = Arc<Mutex<BTreeMap<usize, (&'static str, u64, u64, u64)>>>;
-
 impl Bench {
     fn table(&self, title: String, unit: &'static str, at_once: usize) -> Contest<'_> {
         Contest {
@@ -278,7 +271,7 @@ impl Bench {
             table: Table::new(title.clone(), unit),
             title,
             at_once,
-            costs: Costs::default(),
+            costs: Costs::new(self.server),
         }
     }
 }
@@ -289,73 +282,21 @@ impl<'a> Contest<'a> {
         F: Future<Output = u64> + Send + 'static,
         O: Fn(Bench) -> F + Clone + Send + 'static,
     {
-        let place = self.costs.lock().unwrap().len();
-        self.costs.lock().unwrap().insert(place, (name, 0, 0, 0));
-        let (bench, at_once, costs) = (self.bench, self.at_once, Arc::clone(&self.costs));
+        let place = self.costs.contender(name);
+        let (bench, at_once, costs) = (self.bench, self.at_once, self.costs.clone());
         self.table = self.table.contender(name, move || {
-            let (bench, operation, costs) = (bench.clone(), operation.clone(), Arc::clone(&costs));
-            async move {
-                let (client, server) = (client_cpu(), server_cpu(bench.server));
-                let each = bench.clone();
-                let sample = callers(at_once, bench.plan.run, move |_| operation(each.clone())).await;
-                let mut costs = costs.lock().unwrap();
-                let cost = costs.get_mut(&place).unwrap();
-                cost.1 += client_cpu() - client;
-                cost.2 += server_cpu(bench.server).saturating_sub(server);
-                cost.3 += sample.done;
-                sample
-            }
+            let (each, operation, costs) = (bench.clone(), operation.clone(), costs.clone());
+            let run = callers(at_once, bench.plan.run, move |_| operation(each.clone()));
+            async move { costs.of(place, run).await }
         });
         self
     }
 
     async fn measure(self) {
-        self.table.measure(self.bench.plan.rounds).await;
-        println!("\n#### Processor time: {}\n", self.title);
-        println!("| | client µs | server µs | the limit's sum of it |\n| --- | ---: | ---: | ---: |");
-        let mut limit = None;
-        for (name, client, server, done) in self.costs.lock().unwrap().values() {
-            let each = |all: &u64| *all as f64 / (*done).max(1) as f64;
-            let sum = each(client) + each(server);
-            let share = *limit.get_or_insert(sum) / sum;
-            println!(
-                "| {name} | {:.0} | {:.0} | {share:.2} |",
-                each(client),
-                each(server)
-            );
-        }
+        let Bench { plan, only, .. } = self.bench;
+        self.table.only(only.as_deref()).measure(plan.rounds).await;
+        self.costs.print(&self.title);
     }
-}
-
-/// Microseconds that this process has used.
-fn client_cpu() -> u64 {
-    ticks(&std::fs::read_to_string("/proc/self/stat").unwrap()) * 10_000
-}
-
-/// User and system time of a line of `/proc/PID/stat`, in hundredths of a second.
-fn ticks(stat: &str) -> u64 {
-    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
-}
-
-/// Microseconds that the server's processes have used.
-fn server_cpu(postmaster: u32) -> u64 {
-    let mut nanos = 0;
-    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        let parent = stat
-            .rsplit_once(')')
-            .and_then(|(_, rest)| rest.split_whitespace().nth(1));
-        if parent.and_then(|parent| parent.parse().ok()) == Some(postmaster) {
-            let used = std::fs::read_to_string(entry.path().join("schedstat")).unwrap_or_default();
-            nanos += used
-                .split(' ')
-                .next()
-                .and_then(|nanos| nanos.parse().ok())
-                .unwrap_or(0);
-        }
-    }
-    nanos / 1_000
 }
 
 /// Token, state, fingerprint, answer.

@@ -9,6 +9,7 @@
     reason = "a bench that fails has nothing to say"
 )]
 
+mod cost;
 mod gateway;
 mod harness;
 mod http;
@@ -63,7 +64,11 @@ enum Bench {
     /// Claims on MariaDB, single and batched, against the same by hand.
     KeysMysql,
     /// Keys on PostgreSQL against statements by hand: batches, replays, and keys in business transactions.
-    KeysPostgres,
+    KeysPostgres {
+        /// Only the contenders whose table and name hold one of these texts (`one|other`): for a profiler.
+        #[arg(long)]
+        only: Option<String>,
+    },
     /// The HTTP layer on three stores against bare axum: by wrk where it is installed.
     Http,
     /// The processor time that the layer adds to a request, without sockets (a part of `http`).
@@ -78,7 +83,11 @@ enum Bench {
     /// PostgreSQL to Kafka.
     Relay,
     /// An event in a business transaction on PostgreSQL beside a row of a plain table (a part of `relay`).
-    Enqueue,
+    Enqueue {
+        /// Only the contenders whose name holds one of these texts (`one|other`): for a profiler.
+        #[arg(long)]
+        only: Option<String>,
+    },
     /// From PostgreSQL to Kafka (a part of `relay`).
     #[cfg(feature = "kafka")]
     RelayKafka {
@@ -157,8 +166,10 @@ async fn main() {
     if all || matches!(cli.bench, Bench::KeysMysql) {
         keys_mysql::run(plan).await;
     }
-    if all || matches!(cli.bench, Bench::KeysPostgres) {
-        keys_postgres::run(plan).await;
+    if let Bench::KeysPostgres { only } = &cli.bench {
+        keys_postgres::run(plan, only.as_deref()).await;
+    } else if all {
+        keys_postgres::run(plan, None).await;
     }
     if all || matches!(cli.bench, Bench::Http) {
         http::run(plan).await;
@@ -169,8 +180,8 @@ async fn main() {
     if all || matches!(cli.bench, Bench::Gateway) {
         gateway::run(plan).await;
     }
-    if matches!(cli.bench, Bench::Enqueue) {
-        relay::enqueue(plan).await;
+    if let Bench::Enqueue { only } = &cli.bench {
+        relay::enqueue(plan, only.as_deref()).await;
     }
     #[cfg(feature = "kafka")]
     if let Bench::RelayKafka { only } = &cli.bench {

@@ -52,7 +52,7 @@ const IN_FLIGHT: usize = 64;
 const CALLS: usize = 4;
 
 pub(crate) async fn run(plan: Plan) {
-    enqueue::enqueue(plan).await;
+    enqueue::enqueue(plan, None).await;
     webhook(plan, None).await;
     redis(plan, None).await;
     mysql::mariadb_to_nowhere(plan).await;
@@ -67,8 +67,8 @@ pub(crate) async fn run(plan: Plan) {
 }
 
 /// What writing an event costs (a part of `relay`).
-pub(crate) async fn enqueue(plan: Plan) {
-    enqueue::enqueue(plan).await;
+pub(crate) async fn enqueue(plan: Plan, only: Option<&str>) {
+    enqueue::enqueue(plan, only).await;
 }
 
 /// PostgreSQL to Kafka alone (a part of `relay`): the contenders whose name holds a text, or all of them.

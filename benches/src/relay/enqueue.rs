@@ -10,6 +10,7 @@ use semel_testkit::servers::postgres;
 use sqlx::{Postgres as Driver, Transaction};
 
 use crate::Plan;
+use crate::cost::Costs;
 use crate::harness::{Table, callers};
 
 /// Transactions at once.
@@ -76,20 +77,19 @@ async fn plain(tx: &mut Transaction<'_, Driver>, insert: &'static str, event: &E
         .unwrap();
 }
 
-pub(super) async fn enqueue(plan: Plan) {
+pub(super) async fn enqueue(plan: Plan, only: Option<&str>) {
     let db = Postgres::connect(semel_postgres::Config::new(postgres().fresh_database()))
         .await
         .unwrap();
     db.migrate().await.unwrap();
     sqlx::raw_sql(TABLES).execute(db.pool()).await.unwrap();
+    let costs = Costs::new(Costs::server_of(db.pool()).await);
     let bed = Bed {
         db,
         number: Arc::default(),
     };
-    let mut table = Table::new(
-        format!("A transaction (UPDATE, one event of 500 bytes) on PostgreSQL, {AT_ONCE} at once"),
-        "transactions",
-    );
+    let title = format!("A transaction (UPDATE, one event of 500 bytes) on PostgreSQL, {AT_ONCE} at once");
+    let mut table = Table::new(title.clone(), "transactions");
     for (name, to) in [
         (
             "limit: INSERT into a plain table",
@@ -105,17 +105,19 @@ pub(super) async fn enqueue(plan: Plan) {
         ),
         ("enqueue", To::Outbox),
     ] {
-        let bed = bed.clone();
+        let (bed, costs, place) = (bed.clone(), costs.clone(), costs.contender(name));
         table = table.contender(name, move || {
-            let bed = bed.clone();
-            callers(AT_ONCE, plan.run, move |_| {
+            let (bed, costs) = (bed.clone(), costs.clone());
+            let run = callers(AT_ONCE, plan.run, move |_| {
                 let bed = bed.clone();
                 async move {
                     bed.write(to).await;
                     1
                 }
-            })
+            });
+            async move { costs.of(place, run).await }
         });
     }
-    table.measure(plan.rounds).await;
+    table.only(only).measure(plan.rounds).await;
+    costs.print(&title);
 }

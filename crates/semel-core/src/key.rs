@@ -196,13 +196,13 @@ pub fn derive(parts: &[&[u8]]) -> [u8; 32] {
 /// Lower-case hexadecimal, for logs, headers and derived ids on the wire.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
-    use fmt::Write as _;
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        text.push(char::from(DIGITS[usize::from(byte & 15)]));
+    }
+    text
 }
 
 fn show(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {

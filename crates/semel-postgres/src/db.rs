@@ -12,7 +12,9 @@ use sqlx::{ConnectOptions as _, Connection as _, Postgres as Driver, Transaction
 use crate::config::Config;
 use crate::error::{classify, commit_failed};
 use crate::gate::{Gate, Pooler, query, query_scalar};
-use crate::store::{CleanPlaces, Drops, Hints, PageHints};
+use crate::store::{CleanPlaces, Drops, Hints, PageHints, Taken};
+use crate::tx::PREPARE_SQL;
+
 
 /// A PostgreSQL database. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
@@ -29,6 +31,7 @@ pub struct Postgres {
     pub(crate) hints: Hints,
     /// Transactions under a key that ask before they begin, because keys were taken of late: see `tx/transact_once.rs`.
     pub(crate) asks_first: Arc<AtomicU32>,
+    pub(crate) taken: Taken,
 }
 
 impl std::fmt::Debug for Postgres {
@@ -70,8 +73,18 @@ impl Postgres {
             .map_err(|_| failed(sqlx::Error::PoolTimedOut))?
             .map_err(failed)?;
         first.close().await.map_err(failed)?;
-        let pool = |connections_max, options| {
-            Gate::options(connections_max, config.acquire_timeout).connect_lazy_with(options)
+        let pool = |connections_max| Gate::options(connections_max, config.acquire_timeout);
+        let yours = match pooler {
+            Pooler::None => pool(config.connections_max).after_connect(|connection, _| {
+                Box::pin(async move {
+                    // Without them transactions under a key go on by other means.
+                    if let Err(error) = sqlx::raw_sql(PREPARE_SQL).execute(&mut *connection).await {
+                        tracing::debug!(%error, "preparing the statements of a session");
+                    }
+                    Ok(())
+                })
+            }),
+            Pooler::Transaction => pool(config.connections_max),
         };
         // A statement's generic plan is kept for long. One made while the table is small reads all of it, and would go
         // on doing so when it has grown. Nor may it gather and sort the rest of a batch for each page: nothing tells the
@@ -93,9 +106,9 @@ impl Postgres {
         };
         let listen = (pooler == Pooler::None).then(|| options.clone());
         Ok(Self {
-            gate: Gate::new(pool(config.connections_max, options), pooler, None),
+            gate: Gate::new(yours.connect_lazy_with(options), pooler, None),
             own: Gate::new(
-                pool(config.key_connections_max, by_index),
+                pool(config.key_connections_max).connect_lazy_with(by_index),
                 pooler,
                 Some(config.answer_timeout),
             ),
@@ -106,6 +119,7 @@ impl Postgres {
             pages: PageHints::default(),
             hints: Hints::new(listen),
             asks_first: Arc::default(),
+            taken: Taken::default(),
         })
     }
 

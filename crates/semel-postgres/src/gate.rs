@@ -5,12 +5,14 @@
 //! each statement gets a transaction of its own, which begins with the settings it needs.
 
 use std::ops::ControlFlow;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
-use futures_util::{StreamExt as _, TryStreamExt as _};
+use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgArguments, PgConnection, PgPool, PgPoolOptions, PgQueryResult, PgRow, PgTypeInfo};
 use sqlx::query::{Query, QueryAs, QueryScalar};
@@ -18,6 +20,7 @@ use sqlx::{
     Acquire as _, AssertSqlSafe, Connection as _, Either, Error, Execute, Executor, FromRow,
     Postgres as Driver, SqlSafeStr, SqlStr, Transaction,
 };
+use tokio::runtime::Handle;
 
 /// How connections reach the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -65,6 +68,44 @@ pub(crate) struct Gate {
     begin: Option<&'static str>,
     /// How long a statement may go without an answer.
     answer: Option<Duration>,
+}
+
+/// What goes on in a task of its own when nobody waits for it any more.
+struct ToItsEnd<T: Send + 'static> {
+    rest: Option<BoxFuture<'static, T>>,
+    runtime: Handle,
+}
+
+impl<T: Send + 'static> ToItsEnd<T> {
+    fn new(whole: impl Future<Output = T> + Send + 'static) -> Self {
+        Self {
+            rest: Some(Box::pin(whole)),
+            runtime: Handle::current(),
+        }
+    }
+}
+
+impl<T: Send + 'static> Future for ToItsEnd<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let Some(rest) = &mut self.rest else {
+            return Poll::Pending; // It has been told, and is not asked again.
+        };
+        let done = rest.poll_unpin(context);
+        if done.is_ready() {
+            self.rest = None;
+        }
+        done
+    }
+}
+
+impl<T: Send + 'static> Drop for ToItsEnd<T> {
+    fn drop(&mut self) {
+        if let Some(rest) = self.rest.take() {
+            drop(self.runtime.spawn(async move { drop(rest.await) }));
+        }
+    }
 }
 
 /// What a session's start-up message says otherwise.
@@ -130,8 +171,8 @@ impl Gate {
     /// Begins a transaction whose first statement this is, in one message. When it raises, no transaction is left open: it
     /// comes before BEGIN, which takes what came before it in the same message into the transaction.
     ///
-    /// It runs in a task of its own: were it given up half-way, the connection would go back inside a transaction of which
-    /// the driver does not know, and whoever gets it next would commit what the statement wrote.
+    /// It goes on when it is given up half-way: else the connection would go back inside a transaction of which the driver
+    /// does not know, and whoever gets it next would commit what the statement wrote.
     /// For the same reason it keeps what is held while it waits, until the statement is over.
     pub(crate) async fn begin_after(
         &self,
@@ -141,14 +182,12 @@ impl Gate {
         let before = self.begin.map_or("", |_| BEGIN_AFTER);
         let begin = AssertSqlSafe(format!("{before}{first}; BEGIN"));
         let pool = self.pool.clone();
-        let begun = tokio::spawn(async move {
+        ToItsEnd::new(async move {
             let begun = pool.begin_with(begin).await;
             drop(held);
             begun
-        });
-        begun
-            .await
-            .map_err(|error| Error::Io(std::io::Error::other(error)))?
+        })
+        .await
     }
 
     /// Gives the rows of a statement to `take`, one by one, until it breaks. The connection is then closed: what is left

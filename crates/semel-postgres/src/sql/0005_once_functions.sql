@@ -75,9 +75,9 @@ BEGIN
   PERFORM semel.key_restless();
 END $$;
 
--- The end of a retention; null where it is outside its limits, which semel.once_told explains.
-CREATE FUNCTION semel.until_ms(ms bigint) RETURNS timestamptz LANGUAGE sql VOLATILE
-  RETURN CASE WHEN ms BETWEEN 1 AND 34560000000 THEN clock_timestamp() + ms::float8 * interval '1 millisecond' END;
+-- A nonce of a mark that no caller is ever told: the mark ends with its transaction, so nobody can come back with it.
+CREATE FUNCTION semel.untold_nonce() RETURNS bytea LANGUAGE sql VOLATILE
+  RETURN uuid_send(gen_random_uuid());
 
 -- A key in your own transaction: mark, outcome and your rows commit together, or nothing of it. verdict:
 --   first       do the work in this transaction, then semel.once_done with this token
@@ -90,15 +90,26 @@ CREATE FUNCTION semel.once(
   tombstone_ms bigint DEFAULT 2592000000, OUT verdict text, OUT token bigint, OUT until timestamptz,
   OUT lease_left_ms bigint, OUT outcome_code text, OUT outcome bytea
 ) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE too_old boolean;
 BEGIN
-  until := semel.until_ms($4);
-  token := semel.once_mark($1, $2, $3, semel.nonce(), 'f', '', $4, $5);
-  IF token IS NOT NULL THEN
-    verdict := 'first';
-    RETURN;
+  -- As semel.once_mark; the call would cost as much as the insert.
+  IF semel.may_mark($1, $2, $3, 'f', '', $4, $5) THEN
+    INSERT INTO semel.key AS r (scope, id, state, fingerprint, token, nonce, attempt, until, tombstone_until, due_at,
+      outcome_code, outcome)
+    VALUES ($1, $2, 'done', $3, pg_catalog.nextval('semel.token'::pg_catalog.regclass), semel.untold_nonce(), 1,
+      semel.in_ms($4), semel.in_ms($4 OPERATOR(pg_catalog.+) $5), semel.in_ms($4), 'f', '')
+    ON CONFLICT (scope, id) DO NOTHING
+    RETURNING r.token, r.until, CASE WHEN semel.drawn_long_ago(r.until, $4) THEN semel.token_too_old() END
+      INTO once.token, once.until, too_old;
+    IF FOUND THEN
+      once.verdict := 'first';
+      RETURN;
+    END IF;
   END IF;
-  SELECT * INTO verdict, token, until, lease_left_ms, outcome_code, outcome
-  FROM semel.once_told($1, $2, $3, semel.nonce(), 'f', '', $4, $5);
+  SELECT * INTO once.verdict, once.token, once.until, once.lease_left_ms, once.outcome_code,
+      once.outcome
+  FROM semel.once_told($1, $2, $3, semel.untold_nonce(), 'f', '', $4, $5);
 END $$;
 
 -- As semel.once, for work whose outcome is known before it is done: the mark carries it, and on `first` nothing is left to
@@ -108,15 +119,26 @@ CREATE FUNCTION semel.once_with(
   retention_ms bigint DEFAULT 86400000, tombstone_ms bigint DEFAULT 2592000000, OUT verdict text, OUT token bigint,
   OUT until timestamptz, OUT lease_left_ms bigint, OUT outcome_code text, OUT outcome bytea
 ) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE too_old boolean;
 BEGIN
-  until := semel.until_ms($6);
-  token := semel.once_mark($1, $2, $3, semel.nonce(), $5, $4, $6, $7);
-  IF token IS NOT NULL THEN
-    verdict := 'first';
-    RETURN;
+  -- As semel.once_mark; the call would cost as much as the insert.
+  IF semel.may_mark($1, $2, $3, $5, $4, $6, $7) THEN
+    INSERT INTO semel.key AS r (scope, id, state, fingerprint, token, nonce, attempt, until, tombstone_until, due_at,
+      outcome_code, outcome)
+    VALUES ($1, $2, 'done', $3, pg_catalog.nextval('semel.token'::pg_catalog.regclass), semel.untold_nonce(), 1,
+      semel.in_ms($6), semel.in_ms($6 OPERATOR(pg_catalog.+) $7), semel.in_ms($6), $5, $4)
+    ON CONFLICT (scope, id) DO NOTHING
+    RETURNING r.token, r.until, CASE WHEN semel.drawn_long_ago(r.until, $6) THEN semel.token_too_old() END
+      INTO once_with.token, once_with.until, too_old;
+    IF FOUND THEN
+      once_with.verdict := 'first';
+      RETURN;
+    END IF;
   END IF;
-  SELECT * INTO verdict, token, until, lease_left_ms, outcome_code, outcome
-  FROM semel.once_told($1, $2, $3, semel.nonce(), $5, $4, $6, $7);
+  SELECT * INTO once_with.verdict, once_with.token, once_with.until, once_with.lease_left_ms, once_with.outcome_code,
+      once_with.outcome
+  FROM semel.once_told($1, $2, $3, semel.untold_nonce(), $5, $4, $6, $7);
 END $$;
 
 -- Whether a run may end so.
@@ -125,7 +147,7 @@ CREATE FUNCTION semel.may_end(scope bytea, id bytea, outcome_code text, outcome 
     AND octet_length(outcome) <= 1048576 AND (outcome_code <> 'f' OR octet_length(outcome) = 0);
 
 -- What an ended mark is not: SQLSTATE SM211.
-CREATE FUNCTION semel.not_marked(by text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION semel.not_marked(by text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION 'SEM0211: the key is not marked by this %', by USING ERRCODE = 'SM211',
     HINT = 'store its outcome once, in the transaction that marked it, with the token that semel.once gave';
@@ -172,14 +194,15 @@ CREATE FUNCTION semel.once_last(
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE marked bigint;
 BEGIN
-  marked := semel.once_mark($1, $2, $3, coalesce($8, semel.nonce()), $5, $4, $6, $7);
+  marked := semel.once_mark($1, $2, $3, coalesce($8, semel.untold_nonce()), $5, $4, $6, $7);
   IF marked IS NULL THEN
-    marked := semel.once_or_raise($1, $2, $3, coalesce($8, semel.nonce()), $5, $4, $6, $7);
+    marked := semel.once_or_raise($1, $2, $3, coalesce($8, semel.untold_nonce()), $5, $4, $6, $7);
   END IF;
   RETURN marked;
 END $$;
 
--- As semel.once_done, by the nonce of the mark: for the Rust store, whose last statement takes no parameters.
+-- As semel.once_done, by the nonce of the mark: for the Rust store, whose last statement takes no parameters, where it has no
+-- session to prepare one in.
 CREATE FUNCTION semel.once_end(scope bytea, id bytea, nonce bytea, outcome bytea, outcome_code text)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN

@@ -6,6 +6,8 @@
 //! it is asked again. Further items of the same key are decided after it, in the order asked.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use semel_core::claim::{Record, step};
@@ -15,7 +17,7 @@ use semel_core::{ErrorKind, Key, Retry, StoreError, Timestamp};
 use sqlx::postgres::PgRow;
 
 use super::autocommit::{Statement, code, lock_timeout};
-use super::key_rows::{Answer, Won};
+use super::key_rows::{self, Answer, Won};
 use crate::db::Postgres;
 
 /// Times that one item is asked again because others came in between.
@@ -30,6 +32,8 @@ pub(crate) struct Transition<T, R> {
     pub(crate) check: fn(&T) -> Result<(), LimitExceeded>,
     /// The statement for these items, sorted by key, no key twice; the text is `lock_timeout`.
     pub(crate) statement: fn(&[&T], String) -> Statement,
+    /// One that carries out only what meets no row, and shows only that, by its key: for most items are new.
+    pub(crate) new: Option<fn(&[&T], String) -> Statement>,
     /// Reads a row of its answer.
     pub(crate) answer: fn(&PgRow) -> Result<Answer, sqlx::Error>,
     /// The reply to an item that was carried out, and the record now, where that is known.
@@ -126,34 +130,92 @@ impl Postgres {
             .collect()
     }
 
-    /// One statement; one per item when it fails for what a single row may be the cause of.
+    /// Those that meet no row first, then the others; all at once where rows were met of late.
     async fn ask<'t, T: Sync, R: Send>(
         &self,
         sent: &[&'t T],
         transition: &Transition<T, R>,
     ) -> (Vec<Fate<R>>, HashMap<&'t Key, Known>) {
-        let mut known = HashMap::new();
-        let error = match self.statement(sent, transition, self.lock_wait).await {
-            Ok(answers) => return (judge(sent, answers, transition, &mut known), known),
-            Err(error) => error,
+        let Some(new) = transition.new.filter(|_| !self.taken.is_likely()) else {
+            return self.ask_all(sent, transition, transition.new.is_some()).await;
         };
-        let fates = if sent.len() > 1 && may_be_one_row(&error) {
-            let mut fates = Vec::new();
-            for item in sent {
-                fates.push(match self.statement(&[*item], transition, SINGLE_WAIT).await {
-                    Ok(answers) => judge(&[*item], answers, transition, &mut known)
-                        .pop()
-                        .unwrap_or(Fate::Again),
-                    Err(error) => refused(error, transition, SINGLE_WAIT),
-                });
+        let operation = transition.operation;
+        let statement = || new(sent, lock_timeout(self.lock_wait));
+        let rows = self.autocommit(operation, statement).await;
+        let won = rows.and_then(|rows| {
+            let mut won = Vec::with_capacity(rows.len());
+            for row in &rows {
+                won.push(
+                    key_rows::won_new(row, sent, transition.key, won.len())
+                        .map_err(|error| unread(operation, error))?,
+                );
             }
-            fates
-        } else {
-            sent.iter()
-                .map(|_| refused(error.clone(), transition, self.lock_wait))
-                .collect()
+            Ok(won)
+        });
+        let mut known = HashMap::new();
+        let won = match won {
+            Ok(won) => won,
+            Err(error) => return (self.refuse(sent, transition, error, &mut known).await, known),
+        };
+        self.taken.saw(sent.len() - won.len(), sent.len());
+        let mut fates = judge(sent, won, transition, &mut known);
+        let open = |n: &usize| matches!(fates[*n], Fate::Again);
+        let rest: Vec<usize> = (0..sent.len()).filter(open).collect();
+        if !rest.is_empty() {
+            let others: Vec<&T> = rest.iter().map(|n| sent[*n]).collect();
+            let (others, seen) = self.ask_all(&others, transition, false).await;
+            known.extend(seen);
+            for (n, fate) in rest.into_iter().zip(others) {
+                fates[n] = fate;
+            }
+        }
+        (fates, known)
+    }
+
+    /// One statement; one per item when it fails for what a single row may be the cause of. How many rows it met counts for
+    /// the next ones, unless its items were chosen for that.
+    async fn ask_all<'t, T: Sync, R: Send>(
+        &self,
+        sent: &[&'t T],
+        transition: &Transition<T, R>,
+        counts: bool,
+    ) -> (Vec<Fate<R>>, HashMap<&'t Key, Known>) {
+        let mut known = HashMap::new();
+        let fates = match self.statement(sent, transition, self.lock_wait).await {
+            Ok(answers) => {
+                if counts {
+                    let met = answers.iter().filter(|it| it.won.is_none()).count();
+                    self.taken.saw(met, sent.len());
+                }
+                judge(sent, answers, transition, &mut known)
+            }
+            Err(error) => self.refuse(sent, transition, error, &mut known).await,
         };
         (fates, known)
+    }
+
+    /// What becomes of the items of a statement that failed.
+    async fn refuse<'t, T: Sync, R: Send>(
+        &self,
+        sent: &[&'t T],
+        transition: &Transition<T, R>,
+        error: StoreError,
+        known: &mut HashMap<&'t Key, Known>,
+    ) -> Vec<Fate<R>> {
+        if sent.len() == 1 || !may_be_one_row(&error) {
+            let fate = |_| refused(error.clone(), transition, self.lock_wait);
+            return sent.iter().map(fate).collect();
+        }
+        let mut fates = Vec::new();
+        for item in sent {
+            fates.push(match self.statement(&[*item], transition, SINGLE_WAIT).await {
+                Ok(answers) => judge(&[*item], answers, transition, known)
+                    .pop()
+                    .unwrap_or(Fate::Again),
+                Err(error) => refused(error, transition, SINGLE_WAIT),
+            });
+        }
+        fates
     }
 
     async fn statement<T: Sync, R: Send>(
@@ -223,10 +285,36 @@ fn read(
     answer: fn(&PgRow) -> Result<Answer, sqlx::Error>,
 ) -> Result<Vec<Answer>, StoreError> {
     let answers: Result<_, _> = rows.iter().map(answer).collect();
-    answers.map_err(|error| {
-        let text = "the answer cannot be read by this build";
-        StoreError::new(ErrorKind::Corrupt, operation, text).with_source(error)
-    })
+    answers.map_err(|error| unread(operation, error))
+}
+
+fn unread(operation: &'static str, error: sqlx::Error) -> StoreError {
+    let text = "the answer cannot be read by this build";
+    StoreError::new(ErrorKind::Corrupt, operation, text).with_source(error)
+}
+
+/// Whether what is claimed is likely to be there already: then it is looked at before anything is written.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Taken(Arc<AtomicU32>);
+
+impl Taken {
+    /// Statements that look first, after one in which many were.
+    const LOOKS: u32 = 16;
+    /// Many: one of so many.
+    const MANY: usize = 8;
+
+    fn is_likely(&self) -> bool {
+        let fewer = |left: u32| left.checked_sub(1);
+        self.0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer)
+            .is_ok()
+    }
+
+    fn saw(&self, taken: usize, asked: usize) {
+        if taken * Self::MANY >= asked && taken > 0 {
+            self.0.store(Self::LOOKS, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Whether one row may be the cause, so that the others should be tried without it.
@@ -286,4 +374,21 @@ fn judge<'t, T, R>(
         }
     }
     fates
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Taken;
+
+    #[test]
+    fn rows_are_looked_at_first_for_a_while_after_many_were_met() {
+        let taken = Taken::default();
+        taken.saw(0, 256);
+        taken.saw(31, 256);
+        assert!(!taken.is_likely());
+        taken.saw(32, 256);
+        assert_eq!((0..100).filter(|_| taken.is_likely()).count(), 16);
+        taken.saw(1, 1);
+        assert!(taken.is_likely());
+    }
 }

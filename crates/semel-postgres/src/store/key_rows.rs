@@ -91,6 +91,31 @@ impl Answer {
     }
 }
 
+/// A row of a statement that shows only what it has granted, by its key. `n` is where it is looked for first: rows mostly
+/// come in the order in which items were sent, sorted by key.
+pub(crate) fn won_new<T>(row: &PgRow, sent: &[&T], key: fn(&T) -> &Key, n: usize) -> Result<Answer, Error> {
+    let (scope, id): (&[u8], &[u8]) = (row.try_get("scope")?, row.try_get("id")?);
+    let order = |item: &T| (key(item).scope().as_bytes(), key(item).id()).cmp(&(scope, id));
+    let n = match sent.get(n) {
+        Some(item) if order(item).is_eq() => n,
+        _ => sent
+            .binary_search_by(|item| order(item))
+            .map_err(|_| Error::RowNotFound)?,
+    };
+    let won = Won {
+        token: Some(Token(row.try_get("won_token")?)),
+        until: time(row, "won_until")?,
+        attempt: None,
+        waited: false,
+    };
+    Ok(Answer {
+        n,
+        now: now(row)?,
+        won: Some(won),
+        seen: Ok(None),
+    })
+}
+
 /// WITH ORDINALITY counts from 1.
 fn place(row: &PgRow) -> Result<usize, Error> {
     let n: i64 = row.try_get("n")?;

@@ -5,7 +5,7 @@
 //!
 //! # Guarantees
 //! Tokens come from one sequence and are drawn when the row's lock is held, so that they never go back. Replays of
-//! finished keys lock and write nothing.
+//! finished keys lock and write nothing; the first of them may use up numbers of the sequence.
 //!
 //! # Not guaranteed
 //! A token drawn inside a transaction that was rolled back may be larger than the next one given out.
@@ -33,6 +33,7 @@ use crate::db::Postgres;
 use crate::error::{autocommit_failed, classify};
 use crate::gate::{query, query_scalar};
 
+const CLAIM_NEW_SQL: &str = include_str!("../sql/key_claim_new.sql");
 const CLAIM_SQL: &str = include_str!("../sql/key_claim.sql");
 const COMPLETE_SQL: &str = include_str!("../sql/key_complete.sql");
 const EXTEND_SQL: &str = include_str!("../sql/key_extend.sql");
@@ -192,16 +193,8 @@ const CLAIM: Transition<Claim, ClaimReply> = Transition {
     key: |claim| &claim.key,
     check: Claim::check,
     answer: Answer::seen,
-    statement: |claims, wait| {
-        query(CLAIM_SQL)
-            .bind(scopes(claims, |it| &it.key))
-            .bind(ids(claims, |it| &it.key))
-            .bind(column(claims, |it| it.fingerprint.to_bytes()))
-            .bind(column(claims, |it| it.nonce.0))
-            .bind(column(claims, |it| it.owner_lost == OwnerLost::Hold))
-            .bind(column(claims, |it| it.lease_ms))
-            .bind(wait)
-    },
+    new: Some(|claims, wait| claim_statement(CLAIM_NEW_SQL, claims, wait)),
+    statement: |claims, wait| claim_statement(CLAIM_SQL, claims, wait),
     won: |claim, won, now| {
         let lease = Lease {
             token: won.token.unwrap_or(NO_TOKEN),
@@ -243,6 +236,7 @@ const COMPLETE: Transition<Completion, LeaseReply> = Transition {
     key: |done| &done.key,
     check: Completion::check,
     answer: Answer::won,
+    new: None,
     statement: |items, wait| {
         query(COMPLETE_SQL)
             .bind(scopes(items, |it| &it.key))
@@ -265,6 +259,7 @@ const EXTEND: Transition<Extension, LeaseReply> = Transition {
     key: |wish| &wish.key,
     check: Extension::check,
     answer: Answer::won,
+    new: None,
     statement: |items, wait| {
         query(EXTEND_SQL)
             .bind(scopes(items, |it| &it.key))
@@ -284,6 +279,7 @@ const RELEASE: Transition<Release, LeaseReply> = Transition {
     key: |release| &release.key,
     check: |_| Ok(()),
     answer: Answer::won,
+    new: None,
     statement: |items, wait| {
         query(RELEASE_SQL)
             .bind(scopes(items, |it| &it.key))
@@ -305,6 +301,7 @@ const ABANDON: Transition<Abandonment, LeaseReply> = Transition {
     key: |abandonment| &abandonment.key,
     check: |_| Ok(()),
     answer: Answer::won,
+    new: None,
     statement: |items, wait| {
         query(ABANDON_SQL)
             .bind(scopes(items, |it| &it.key))
@@ -323,6 +320,7 @@ const SETTLE: Transition<Settlement, LeaseReply> = Transition {
     key: |settlement| &settlement.key,
     check: Settlement::check,
     answer: Answer::won,
+    new: None,
     statement: |items, wait| {
         let outcome = |it: &Settlement| match &it.verdict {
             Verdict::Happened(outcome) => Some(outcome.clone()),
@@ -355,6 +353,7 @@ const READ: Transition<Key, Option<Record>> = Transition {
     key: |key| key,
     check: |_| Ok(()),
     answer: Answer::read,
+    new: None,
     statement: |keys, _| read_statement(keys),
     won: |_, _, _| (None, None),
     step: |record, _, now| {
@@ -371,6 +370,17 @@ const READ: Transition<Key, Option<Record>> = Transition {
     reason = "it is 8"
 )]
 const NONCES_MAX: i32 = WITHDRAWN_NONCES_MAX as i32;
+
+fn claim_statement(sql: &'static str, claims: &[&Claim], wait: String) -> Statement {
+    query(sql)
+        .bind(scopes(claims, |it| &it.key))
+        .bind(ids(claims, |it| &it.key))
+        .bind(column(claims, |it| it.fingerprint.to_bytes()))
+        .bind(column(claims, |it| it.nonce.0))
+        .bind(column(claims, |it| it.owner_lost == OwnerLost::Hold))
+        .bind(column(claims, |it| it.lease_ms))
+        .bind(wait)
+}
 
 pub(crate) fn read_statement(keys: &[&Key]) -> Statement {
     query(READ_SQL)

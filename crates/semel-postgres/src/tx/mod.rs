@@ -15,4 +15,5 @@ pub use inbox::{InboxTx, mark_many};
 pub use keys::{Once, OnceOptions, Pending, once};
 pub use outbox::{enqueue, enqueue_many, enqueue_new, lock_key};
 pub use transact::{REPEAT, TxError, TxFuture, transact};
+pub(crate) use transact_once::PREPARE_SQL;
 pub use transact_once::{Mark, OnceOutcome, transact_once};

@@ -8,6 +8,7 @@ use semel_core::claim::{Nonce, check_outcome, once as machine, step};
 use semel_core::host::dice;
 use semel_core::key::hex;
 use semel_core::{ErrorKind, Fingerprint, Key, Retry, StoreError, StoredOutcome, crash_point};
+use sqlx::postgres::PgDatabaseError;
 use sqlx::{AssertSqlSafe, Postgres as Driver, Transaction};
 
 use super::keys::{Once as Asked, OnceOptions, WAITERS, once};
@@ -23,6 +24,10 @@ use crate::store::keys::{NO_TOKEN, read_statement};
 const FOLDED_BYTES_MAX: usize = 65_536;
 /// The function's answer that the key is taken: see `sql/0005_once_functions.sql`.
 const TAKEN: &str = "SM212";
+/// There is no statement of this name in this session.
+const NOT_PREPARED: &str = "26000";
+/// Prepares the statements of a session: the first message of each, and once more where they are missing.
+pub(crate) const PREPARE_SQL: &str = include_str!("../sql/once_prepare.sql");
 
 /// Transactions of a handle that ask before they begin, after a key was taken.
 const ASKS_FIRST: u32 = 100;
@@ -88,7 +93,14 @@ pub async fn transact_once<'env, E>(
     let mut attempt = 1;
     loop {
         let nonce = Nonce::random();
-        let error = match run.attempt(mark, nonce, &mut body).await {
+        // Prepared statements have no session behind a pooler. Nor do they know more than new keys: a repeat asks by the
+        // functions, which know all.
+        let form = if attempt > 1 || db.gate.pooled() {
+            Form::Functions
+        } else {
+            Form::Prepared
+        };
+        let error = match run.attempt(mark, form, nonce, &mut body).await {
             Ok(done) => return Ok(done),
             Err(TxError::Store(error)) if error.retry() == Retry::Later => error,
             Err(error) => return Err(error),
@@ -109,24 +121,36 @@ struct Run<'a> {
     options: OnceOptions,
 }
 
-/// A literal, whatever the session's `standard_conforming_strings` is.
-fn bytes(bytes: &[u8]) -> String {
-    format!("E'\\\\x{}'", hex(bytes))
+/// How marks and their ends are sent. Their text is parsed and planned each time, unless they are prepared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Prepared,
+    Functions,
+}
+
+/// Adds a literal, whatever the session's `standard_conforming_strings` is, and what comes after it.
+fn push(text: &mut String, bytes: &[u8], after: &str) {
+    text.push_str("E'\\\\x");
+    text.push_str(&hex(bytes));
+    text.push('\'');
+    text.push_str(after);
 }
 
 impl Run<'_> {
-    fn name(&self) -> String {
-        format!("{}, {}", bytes(self.key.scope().as_bytes()), bytes(self.key.id()))
+    fn push_name(&self, text: &mut String) {
+        push(text, self.key.scope().as_bytes(), ", ");
+        push(text, self.key.id(), ", ");
     }
 
     async fn attempt<'env, E>(
         &self,
         mark: Mark,
+        form: Form,
         mut nonce: Nonce,
         body: &mut impl for<'c> FnMut(&'c mut Transaction<'env, Driver>) -> TxFuture<'c, StoredOutcome, E>,
     ) -> Result<OnceOutcome, TxError<E>> {
         let mut tx: Transaction<'env, Driver> = match mark {
-            Mark::First => match self.begin_marked(&mut nonce).await? {
+            Mark::First => match self.begin_marked(form, &mut nonce).await? {
                 Ok(tx) => tx,
                 Err(told) => return Ok(told),
             },
@@ -148,7 +172,7 @@ impl Run<'_> {
             return Err(StoreError::from(limit).into());
         }
         crash_point("once.before_commit");
-        let committed = self.commit(tx, mark, nonce, &outcome).await;
+        let committed = self.commit(tx, mark, form, nonce, &outcome).await;
         let error = match committed {
             Ok(()) => {
                 crash_point("once.committed");
@@ -157,7 +181,13 @@ impl Run<'_> {
             Err(error) => error,
         };
         match code(&error).as_deref() {
-            Some(TAKEN) => Ok(self.told().await?),
+            _ if is_taken(&error) => Ok(self.told().await?),
+            Some(NOT_PREPARED) => {
+                let text = "the session has lost its prepared statements";
+                Err(StoreError::new(ErrorKind::NotApplied, "commit", text)
+                    .with_source(error)
+                    .into())
+            }
             // Refused before the commit was tried.
             Some("SM210" | "SM211" | "25P02") => Err(classify("commit", error).into()),
             _ => {
@@ -184,54 +214,95 @@ impl Run<'_> {
     /// a line in its log: after one the next few ask by a statement of their own, which is none.
     async fn begin_marked(
         &self,
+        form: Form,
         nonce: &mut Nonce,
     ) -> Result<Result<Transaction<'static, Driver>, OnceOutcome>, StoreError> {
         let asks = &self.db.asks_first;
         let fewer = |left: u32| left.checked_sub(1);
         if asks
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer)
-            .is_ok()
+            .is_err()
         {
-            let mut tx = self.db.begin().await?;
-            return match once(&mut tx, self.key, self.fingerprint, self.options).await? {
-                Asked::First(pending) => {
-                    *nonce = pending.nonce();
-                    Ok(Ok(tx))
-                }
-                told => {
-                    roll_back(tx).await;
-                    asks.store(ASKS_FIRST, Ordering::Relaxed);
-                    // It is not the first.
-                    Ok(Err(told.map_first(|_| StoredOutcome::Forgotten)))
-                }
-            };
-        }
-        let Some(waiting) = WAITERS.enter(self.key, self.options.waiters_max.max(1)) else {
-            return Ok(Err(OnceOutcome::Busy { lease_left_ms: 0 }));
-        };
-        let mark = self.mark(*nonce, &StoredOutcome::Forgotten);
-        match self.db.gate.begin_after(&mark, waiting).await {
-            Ok(tx) => Ok(Ok(tx)),
-            Err(error) if code(&error).as_deref() == Some(TAKEN) => {
-                asks.store(ASKS_FIRST, Ordering::Relaxed);
-                self.told().await.map(Err)
+            let mut begun = self.begin_with_mark(form, *nonce).await;
+            if matches!(&begun, Some(Err(error)) if code(error).as_deref() == Some(NOT_PREPARED)) {
+                begun = self.begin_with_mark(Form::Functions, *nonce).await;
             }
-            Err(error) => Err(classify("once", error)),
+            match begun {
+                None => return Ok(Err(OnceOutcome::Busy { lease_left_ms: 0 })),
+                Some(Ok(tx)) => return Ok(Ok(tx)),
+                Some(Err(error)) if is_taken(&error) => {}
+                Some(Err(error)) => return Err(classify("once", error)),
+            }
+        }
+        let mut tx = self.db.begin().await?;
+        match once(&mut tx, self.key, self.fingerprint, self.options).await? {
+            Asked::First(pending) => {
+                *nonce = pending.nonce();
+                Ok(Ok(tx))
+            }
+            told => {
+                roll_back(tx).await;
+                asks.store(ASKS_FIRST, Ordering::Relaxed);
+                // It is not the first.
+                Ok(Err(told.map_first(|_| StoredOutcome::Forgotten)))
+            }
         }
     }
 
+    /// `None` where too many wait for the key.
+    async fn begin_with_mark(
+        &self,
+        form: Form,
+        nonce: Nonce,
+    ) -> Option<Result<Transaction<'static, Driver>, sqlx::Error>> {
+        let waiting = WAITERS.enter(self.key, self.options.waiters_max.max(1))?;
+        let mark = self.mark(form, nonce, &StoredOutcome::Forgotten);
+        Some(self.db.gate.begin_after(&mark, waiting).await)
+    }
+
     /// The statement that marks the key as done with this outcome, or raises.
-    fn mark(&self, nonce: Nonce, outcome: &StoredOutcome) -> String {
-        format!(
-            "SELECT semel.once_last({}, {}, {}, '{}', {}, {}, {})",
-            self.name(),
-            bytes(&self.fingerprint.to_bytes()),
-            bytes(outcome.bytes()),
-            outcome.code(),
-            self.options.keep.retention_ms,
-            self.options.keep.tombstone_ms,
-            bytes(&nonce.0)
-        )
+    fn mark(&self, form: Form, nonce: Nonce, outcome: &StoredOutcome) -> String {
+        let mut text = self.call(form, "EXECUTE semel_mark(", "SELECT semel.once_last(");
+        self.push_name(&mut text);
+        push(&mut text, &self.fingerprint.to_bytes(), ", ");
+        let keep = self.options.keep;
+        let (retention, tombstone) = (keep.retention_ms, keep.tombstone_ms);
+        if form == Form::Prepared {
+            push(&mut text, &nonce.0, ", ");
+            let _ = write!(text, "'{}', ", outcome.code());
+            push(&mut text, outcome.bytes(), ", ");
+            let _ = write!(text, "{retention}, {tombstone})");
+        } else {
+            push(&mut text, outcome.bytes(), ", ");
+            let _ = write!(text, "'{}', {retention}, {tombstone}, ", outcome.code());
+            push(&mut text, &nonce.0, ")");
+        }
+        text
+    }
+
+    /// The statement that stores the outcome of a marked key, or raises.
+    fn end(&self, form: Form, nonce: Nonce, outcome: &StoredOutcome) -> String {
+        let mut text = self.call(form, "EXECUTE semel_end(", "SELECT semel.once_end(");
+        self.push_name(&mut text);
+        push(&mut text, &nonce.0, ", ");
+        push(&mut text, outcome.bytes(), ", ");
+        let _ = write!(text, "'{}')", outcome.code());
+        text
+    }
+
+    /// The beginning of such a statement. Where it is not prepared and might have been, the session is given what it lacks.
+    fn call(&self, form: Form, prepared: &str, function: &str) -> String {
+        let mut text = String::with_capacity(1_024);
+        if form == Form::Functions && !self.db.gate.pooled() {
+            text.push_str(PREPARE_SQL);
+            text.push_str("; ");
+        }
+        text.push_str(if form == Form::Prepared {
+            prepared
+        } else {
+            function
+        });
+        text
     }
 
     /// Stores the outcome and commits. The statement of the outcome is the last one before the commit and fails in a
@@ -240,24 +311,19 @@ impl Run<'_> {
         &self,
         mut tx: Transaction<'_, Driver>,
         mark: Mark,
+        form: Form,
         nonce: Nonce,
         outcome: &StoredOutcome,
     ) -> Result<(), sqlx::Error> {
         let mut end = match mark {
-            Mark::First => format!(
-                "SELECT semel.once_end({}, {}, {}, '{}')",
-                self.name(),
-                bytes(&nonce.0),
-                bytes(outcome.bytes()),
-                outcome.code()
-            ),
-            Mark::Last => self.mark(nonce, outcome),
+            Mark::First => self.end(form, nonce, outcome),
+            Mark::Last => self.mark(form, nonce, outcome),
         };
         let folded = outcome.bytes().len() <= FOLDED_BYTES_MAX;
         if folded {
             // The next transaction, which is empty, is what the driver ends when this value is dropped: it does not know
             // of a commit that it has not sent, and a ROLLBACK outside of a transaction is a warning in the server's log.
-            let _ = write!(end, "; COMMIT AND CHAIN");
+            end.push_str("; COMMIT AND CHAIN");
         }
         sqlx::raw_sql(AssertSqlSafe(end)).execute(&mut *tx).await?;
         if !folded {
@@ -317,6 +383,17 @@ impl Run<'_> {
         roll_back(tx).await;
         Ok(stored.flatten().as_deref() == Some(&nonce.0[..]))
     }
+}
+
+/// Whether the key of a mark has a row already. A mark is the only statement here that adds one.
+fn is_taken(error: &sqlx::Error) -> bool {
+    let Some(error) = error.as_database_error() else {
+        return false;
+    };
+    error.code().as_deref() == Some(TAKEN)
+        || error.try_downcast_ref::<PgDatabaseError>().is_some_and(|error| {
+            error.code() == "23505" && (error.schema(), error.table()) == (Some("semel"), Some("key"))
+        })
 }
 
 /// Awaited, so that its row locks are gone; what was not committed is gone in any case.

@@ -376,3 +376,83 @@ async fn a_lost_commit_is_looked_up_for_a_limited_time() {
         "{done:?}"
     );
 }
+
+/// Its statements are prepared when a connection is made: what a session has lost, or never had, it gets.
+#[tokio::test]
+async fn a_session_without_the_statements_gets_them() {
+    let (lent, direct) = Lent::take().await;
+    shop(&direct).await;
+    let mut config = Config::new(&lent.url);
+    config.connections_max = 1;
+    let db = Postgres::connect(config).await.unwrap();
+    let there = async || -> i64 {
+        let sql = "SELECT count(*) FROM pg_prepared_statements WHERE name IN ('semel_mark', 'semel_end')";
+        sqlx::query_scalar(sql).fetch_one(db.pool()).await.unwrap()
+    };
+    let lose = "DEALLOCATE semel_mark; DEALLOCATE semel_end";
+    for mark in MARKS {
+        assert_eq!(there().await, 2);
+        sqlx::raw_sql(lose).execute(db.pool()).await.unwrap();
+        let (key, runs) = (request().key, AtomicU32::new(0));
+        assert!(first(&run(&db, &key, mark, &runs).await.unwrap()));
+        assert_eq!(paid(&db, &key).await, 1, "{mark:?}");
+        assert_eq!(there().await, 2);
+        // Or loses them while it runs.
+        let (key, runs) = (&request().key, &AtomicU32::new(0));
+        let asked = Fingerprint::of(b"what was asked");
+        let done = transact_once(&db, key, asked, mark, OnceOptions::default(), |tx| {
+            Box::pin(async move {
+                if runs.fetch_add(1, Ordering::SeqCst) == 0 {
+                    sqlx::raw_sql(lose).execute(&mut **tx).await?;
+                }
+                pay(tx, key).await?;
+                Ok::<_, TxError<()>>(succeeded("paid"))
+            })
+        });
+        assert!(first(&done.await.unwrap()));
+        assert_eq!(
+            (runs.load(Ordering::SeqCst), paid(&db, key).await),
+            (2, 1),
+            "{mark:?}"
+        );
+    }
+}
+
+/// A row that holds nothing any more, or a claim that may be run again, is no duplicate.
+#[tokio::test]
+async fn what_was_given_back_and_what_may_run_again_is_first() {
+    let (_lent, db) = Lent::take().await;
+    shop(&db).await;
+    for mark in MARKS {
+        for given_back in [true, false] {
+            let claim = semel_core::claim::Claim {
+                fingerprint: Fingerprint::of(b"what was asked"),
+                owner_lost: semel_core::claim::OwnerLost::Rerun,
+                lease_ms: if given_back { 30_000 } else { 1 },
+                ..request()
+            };
+            let ClaimReply::Granted { lease, .. } = db.claim(&claim).await.unwrap() else {
+                panic!("not granted")
+            };
+            if given_back {
+                let release = semel_core::claim::Release {
+                    key: claim.key.clone(),
+                    nonce: lease.nonce,
+                    token: Some(lease.token),
+                };
+                db.release(&release).await.unwrap();
+            } else {
+                let over = "SELECT until <= clock_timestamp() FROM semel.key WHERE id = $1";
+                while !sqlx::query_scalar::<_, bool>(over)
+                    .bind(claim.key.id())
+                    .fetch_one(db.pool())
+                    .await
+                    .unwrap()
+                {}
+            }
+            let runs = AtomicU32::new(0);
+            assert!(first(&run(&db, &claim.key, mark, &runs).await.unwrap()));
+            assert_eq!(paid(&db, &claim.key).await, 1, "{mark:?}");
+        }
+    }
+}

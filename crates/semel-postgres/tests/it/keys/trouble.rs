@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use semel_core::claim::{
-    Claim, ClaimReply, Completion, LeaseReply, REMOVE_GRACE_MS, Release, WITHDRAWN_MS, succeeded,
+    Claim, ClaimReply, Completion, LeaseReply, REMOVE_GRACE_MS, Release, State, WITHDRAWN_MS, succeeded,
 };
 use semel_core::{ErrorKind, Fingerprint, KeyStore, KeyStoreExt, Retry};
 use semel_postgres::tx::{Once, OnceOptions, once};
@@ -237,4 +237,29 @@ async fn claim_that_waits_behind_its_own_withdrawal_is_not_granted() {
     until_someone_waits(&db, 1).await;
     db.commit(tx).await.unwrap();
     assert_eq!(claim.await.unwrap(), ClaimReply::Withdrawn);
+}
+
+/// Grants come back by their keys, whichever of a batch were there before.
+#[tokio::test]
+async fn each_of_a_batch_gets_its_own_grant_or_the_answer_of_what_was_there() {
+    let (_lent, db) = Lent::take().await;
+    let mut claims: Vec<Claim> = (0..20).map(|_| request()).collect();
+    claims.sort_by(|a, b| a.key.cmp(&b.key));
+    let old = [0, 7];
+    for n in old {
+        db.claim(&claims[n]).await.unwrap();
+        claims[n] = duplicate(&claims[n]);
+    }
+    for (n, reply) in db.claim_many(&claims).await.into_iter().enumerate() {
+        let record = db.read(&claims[n].key).await.unwrap().unwrap();
+        let State::Claimed { lease: stored, .. } = record.state else {
+            panic!("{record:?}")
+        };
+        match reply.unwrap() {
+            ClaimReply::Granted { lease, .. } => assert_eq!(lease, stored, "{n}"),
+            ClaimReply::Busy { .. } => assert!(old.contains(&n)),
+            other => panic!("{n}: {other:?}"),
+        }
+        assert_eq!(stored.nonce == claims[n].nonce, !old.contains(&n));
+    }
 }

@@ -6,7 +6,7 @@ use semel_core::Event;
 use semel_core::host::uuid_v7;
 use semel_core::store::{EVENT_REPEATED, Guarded, Opening, PageSize};
 use semel_core::{OutboxStore as _, SystemClock};
-use semel_postgres::{Postgres, tx};
+use semel_postgres::{Config, Postgres, tx};
 use sqlx::Row as _;
 use uuid::Uuid;
 
@@ -294,4 +294,40 @@ async fn some_events_of_a_call_wait_for_their_time() {
             .await
             .unwrap();
     assert_eq!((json.len(), &waits[..]), (2, &json[..1]));
+}
+
+/// Also what a trigger of the user's has changed, and for each partition.
+#[tokio::test]
+async fn a_row_is_judged_as_the_users_triggers_leave_it() {
+    let server = semel_testkit::servers::postgres();
+    let db = Postgres::connect(Config::new(server.fresh_database()))
+        .await
+        .unwrap();
+    db.migrate().await.unwrap();
+    let trigger = "CREATE FUNCTION tidy() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN NEW.topic := replace(NEW.topic, 'shop', 'the shop'); NEW.key := 'k'; RETURN NEW; END $$;
+        CREATE TRIGGER tidy BEFORE INSERT ON semel.outbox FOR EACH ROW EXECUTE FUNCTION tidy()";
+    sqlx::raw_sql(trigger).execute(db.pool()).await.unwrap();
+    for parted in [false, true] {
+        if parted {
+            let sql = "SELECT semel.partition_outbox()";
+            sqlx::raw_sql(sql).execute(db.pool()).await.unwrap();
+        }
+        let refused = sqlx::raw_sql("SELECT semel.enqueue('shop', 't', key => 'other')")
+            .execute(db.pool())
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(refused.contains("topic_is_1_to_249_of"), "{refused}");
+        sqlx::raw_sql("SELECT semel.enqueue('orders', 't', key => 'other')")
+            .execute(db.pool())
+            .await
+            .unwrap();
+    }
+    let slots: Vec<i16> = sqlx::query_scalar("SELECT slot FROM semel.outbox")
+        .fetch_all(db.pool())
+        .await
+        .unwrap();
+    let slot = event("k", "x").slot() as i16;
+    assert_eq!(slots, [slot, slot]);
 }

@@ -301,7 +301,7 @@ async fn sql_refuses_what_can_never_be_sent() {
     assert_eq!(rows, 0);
 }
 
-/// A time beyond all bounds, in a table that has lost its constraint, stops nobody: neither pages, nor exceptions, nor
+/// A time beyond all bounds, in a table that has lost its checks, stops nobody: neither pages, nor exceptions, nor
 /// the backlog fail.
 #[tokio::test]
 async fn a_row_written_at_an_impossible_time_is_read_like_any_other() {
@@ -310,10 +310,9 @@ async fn a_row_written_at_an_impossible_time_is_read_like_any_other() {
         .await
         .unwrap();
     db.migrate().await.unwrap();
-    sqlx::raw_sql("ALTER TABLE semel.outbox DROP CONSTRAINT event_can_be_sent")
-        .execute(db.pool())
-        .await
-        .unwrap();
+    let unchecked = "CREATE OR REPLACE FUNCTION semel.outbox_row() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN NEW.slot := 0; RETURN NEW; END $$";
+    sqlx::raw_sql(unchecked).execute(db.pool()).await.unwrap();
     let mut owned = own(&db).await;
     for time in ["infinity", "-infinity", "4713-01-01 BC", "294276-12-31"] {
         sqlx::query(
