@@ -1,6 +1,7 @@
 //! Keys on MariaDB against what a good engineer writes by hand for one table: claims by one multi-row
 //! `INSERT IGNORE … RETURNING`, completions by one joined `UPDATE` that compares tokens, a transaction per batch. By hand
-//! there is no policy, nonce, withdrawal, retention or tombstone, and the token is always 1.
+//! there is no policy, nonce, withdrawal, retention or tombstone, and the token is always 1. A second form by hand has what
+//! no correct store can do without: tokens that grow, a nonce that is compared, and an index of what is due.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +11,7 @@ use semel_core::{Fingerprint, Key, KeyStore, KeyStoreExt as _, Scope};
 use semel_keys::Batched;
 use semel_mysql::{Config, Mysql};
 use semel_testkit::servers::mariadb;
-use sqlx::mysql::{MySqlPool, MySqlPoolOptions, MySqlRow};
+use sqlx::mysql::{MySqlPool, MySqlPoolOptions};
 use sqlx::{AssertSqlSafe, Row as _};
 use tokio::sync::{mpsc, oneshot};
 
@@ -25,11 +26,24 @@ const CALLERS: usize = 8;
 const TASKS: usize = 256;
 /// Batches on their way at once.
 const LANES: usize = 2;
+/// How long a claim by hand lasts.
+const LEASE_US: i64 = 30_000_000;
 /// Bytes of an outcome.
 const OUTCOME: &[u8] = &[b'x'; 200];
 
 const TABLE: &str = "CREATE TABLE http_claim (k VARBINARY(512) PRIMARY KEY, fp BINARY(32) NOT NULL, token BIGINT NOT NULL, \
-     state TINYINT NOT NULL, lease_until DATETIME(3) NOT NULL, resp MEDIUMBLOB) ENGINE = InnoDB";
+     state TINYINT NOT NULL, lease_until DATETIME(3) NOT NULL, resp MEDIUMBLOB) ENGINE = InnoDB; \
+     CREATE SEQUENCE fence ENGINE = InnoDB; \
+     CREATE TABLE fenced_claim (k VARBINARY(512) PRIMARY KEY, fp BINARY(32) NOT NULL, token BIGINT NOT NULL, \
+     nonce BINARY(16) NOT NULL, state TINYINT NOT NULL, lease_until DATETIME(3) NOT NULL, due DATETIME(3) NOT NULL, \
+     resp MEDIUMBLOB, KEY (due)) ENGINE = InnoDB";
+
+/// What a form by hand keeps.
+#[derive(Clone, Copy)]
+enum Form {
+    Bare,
+    Fenced,
+}
 
 /// Ids that no run has used before, growing.
 #[derive(Clone, Default)]
@@ -68,10 +82,10 @@ pub(crate) async fn run(plan: Plan) {
     sqlx::raw_sql(TABLE).execute(&pool).await.unwrap();
     let ids = Ids::default();
     let store: Arc<dyn KeyStore> = Arc::new(store);
-    let hand = |at_once, batch, complete| {
+    let hand = |form, at_once, batch, complete| {
         let (pool, ids) = (pool.clone(), ids.clone());
         callers(at_once, plan.run, move |_| {
-            by_hand(pool.clone(), ids.clone(), batch, complete)
+            by_hand(pool.clone(), ids.clone(), form, batch, complete)
         })
     };
     let keys = |at_once, batch, complete| {
@@ -85,7 +99,10 @@ pub(crate) async fn run(plan: Plan) {
             format!("Keys on MariaDB, {batch} in a commit, {at_once} at once"),
             "keys",
         )
-        .contender("limit: claim by hand", || hand(at_once, batch, false))
+        .contender("limit: claim by hand", || hand(Form::Bare, at_once, batch, false))
+        .contender("by hand, with tokens, nonce and due index", || {
+            hand(Form::Fenced, at_once, batch, false)
+        })
         .contender("claim", || keys(at_once, batch, false))
         .measure(plan.rounds)
         .await;
@@ -94,7 +111,10 @@ pub(crate) async fn run(plan: Plan) {
             "keys",
         )
         .contender("limit: claim, then complete, by hand", || {
-            hand(at_once, batch, true)
+            hand(Form::Bare, at_once, batch, true)
+        })
+        .contender("by hand, with tokens, nonce and due index", || {
+            hand(Form::Fenced, at_once, batch, true)
         })
         .contender("claim, then complete", || keys(at_once, batch, true))
         .measure(plan.rounds)
@@ -134,8 +154,8 @@ async fn together(plan: Plan, pool: &MySqlPool, store: &Arc<dyn KeyStore>, ids: 
 async fn replays(plan: Plan, pool: &MySqlPool, store: &Arc<dyn KeyStore>, ids: &Ids) {
     let claims: Arc<[Claim]> = ids.claims(512).into();
     for some in claims.chunks(BATCH) {
-        claim_by_hand(pool, some).await;
-        complete_by_hand(pool, some).await;
+        let tokens = claim_by_hand(pool, Form::Bare, some).await;
+        complete_by_hand(pool, Form::Bare, some, &tokens).await;
         complete(store, some).await;
     }
     let pick = |claims: &[Claim]| {
@@ -219,53 +239,82 @@ async fn complete(store: &Arc<dyn KeyStore>, claims: &[Claim]) {
     assert!(done.iter().all(|reply| matches!(reply, Ok(LeaseReply::Ok(_)))));
 }
 
-async fn by_hand(pool: MySqlPool, ids: Ids, batch: usize, whole: bool) -> u64 {
+async fn by_hand(pool: MySqlPool, ids: Ids, form: Form, batch: usize, whole: bool) -> u64 {
     let claims = ids.claims(batch);
-    claim_by_hand(&pool, &claims).await;
+    let tokens = claim_by_hand(&pool, form, &claims).await;
     if whole {
-        complete_by_hand(&pool, &claims).await;
+        complete_by_hand(&pool, form, &claims, &tokens).await;
     }
     batch as u64
 }
 
-/// What was won.
-async fn claim_by_hand(pool: &MySqlPool, claims: &[Claim]) {
+/// The tokens of what was won.
+async fn claim_by_hand(pool: &MySqlPool, form: Form, claims: &[Claim]) -> Vec<i64> {
     let mut tx = pool.begin().await.unwrap();
-    let won = insert(&mut tx, claims).await;
+    let won = insert(&mut tx, form, claims).await;
     tx.commit().await.unwrap();
     assert_eq!(won.len(), claims.len());
+    won
 }
 
-async fn complete_by_hand(pool: &MySqlPool, claims: &[Claim]) {
+async fn complete_by_hand(pool: &MySqlPool, form: Form, claims: &[Claim], tokens: &[i64]) {
     let mut tx = pool.begin().await.unwrap();
-    let done = update(&mut tx, claims).await;
+    let done = update(&mut tx, form, claims, tokens).await;
     tx.commit().await.unwrap();
     assert_eq!(done, claims.len() as u64);
 }
 
-async fn insert(db: &mut sqlx::MySqlConnection, claims: &[Claim]) -> Vec<MySqlRow> {
-    let rows = vec!["(?,?,1,0,NOW(3) + INTERVAL ? MICROSECOND)"; claims.len()].join(",");
-    let sql =
-        format!("INSERT IGNORE INTO http_claim(k,fp,token,state,lease_until) VALUES {rows} RETURNING k");
+async fn insert(db: &mut sqlx::MySqlConnection, form: Form, claims: &[Claim]) -> Vec<i64> {
+    let (into, row) = match form {
+        Form::Bare => (
+            "http_claim(k,fp,token,state,lease_until)",
+            "(?,?,1,0,NOW(3) + INTERVAL ? MICROSECOND)",
+        ),
+        Form::Fenced => (
+            "fenced_claim(k,fp,token,nonce,state,lease_until,due)",
+            "(?,?,NEXTVAL(fence),?,0,NOW(3) + INTERVAL ? MICROSECOND,NOW(3) + INTERVAL ? MICROSECOND)",
+        ),
+    };
+    let rows = vec![row; claims.len()].join(",");
+    let sql = format!("INSERT IGNORE INTO {into} VALUES {rows} RETURNING k,token");
     let mut query = sqlx::query(AssertSqlSafe(sql));
     for claim in claims {
         query = query
             .bind(claim.key.to_bytes())
-            .bind(claim.fingerprint.to_bytes()[1..].to_vec())
-            .bind(30_000_000_i64);
+            .bind(claim.fingerprint.to_bytes()[1..].to_vec());
+        if matches!(form, Form::Fenced) {
+            query = query.bind(&claim.nonce.0[..]).bind(LEASE_US);
+        }
+        query = query.bind(LEASE_US);
     }
-    query.fetch_all(db).await.unwrap()
+    let won = query.fetch_all(db).await.unwrap();
+    won.iter().map(|row| row.get("token")).collect()
 }
 
-async fn update(db: &mut sqlx::MySqlConnection, claims: &[Claim]) -> u64 {
-    let rows = vec!["SELECT CAST(? AS BINARY) AS k, ? AS t, CAST(? AS BINARY) AS r"; claims.len()]
-        .join(" UNION ALL ");
+async fn update(db: &mut sqlx::MySqlConnection, form: Form, claims: &[Claim], tokens: &[i64]) -> u64 {
+    let (row, table, also, set) = match form {
+        Form::Bare => ("", "http_claim", "", ""),
+        Form::Fenced => (
+            ", CAST(? AS BINARY) AS n",
+            "fenced_claim",
+            " AND c.nonce=i.n",
+            ", c.due=NOW(3) + INTERVAL ? MICROSECOND",
+        ),
+    };
+    let row = format!("SELECT CAST(? AS BINARY) AS k, ? AS t, CAST(? AS BINARY) AS r{row}");
+    let rows = vec![row; claims.len()].join(" UNION ALL ");
     let sql = format!(
-        "UPDATE http_claim c JOIN ({rows}) i ON c.k=i.k AND c.token=i.t AND c.state=0 SET c.state=1, c.resp=i.r"
+        "UPDATE {table} c JOIN ({rows}) i ON c.k=i.k AND c.token=i.t AND c.state=0{also} SET c.state=1, c.resp=i.r{set}"
     );
     let mut query = sqlx::query(AssertSqlSafe(sql));
-    for claim in claims {
-        query = query.bind(claim.key.to_bytes()).bind(1_i64).bind(OUTCOME);
+    for (claim, token) in claims.iter().zip(tokens) {
+        query = query.bind(claim.key.to_bytes()).bind(token).bind(OUTCOME);
+        if matches!(form, Form::Fenced) {
+            query = query.bind(&claim.nonce.0[..]);
+        }
+    }
+    if matches!(form, Form::Fenced) {
+        query = query.bind(Keep::default().retention_ms * 1_000);
     }
     query.execute(db).await.unwrap().rows_affected()
 }
@@ -294,10 +343,14 @@ fn lane(pool: MySqlPool) -> mpsc::UnboundedSender<Op> {
             done.sort_unstable_by(|a, b| a.key.cmp(&b.key));
             let mut tx = pool.begin().await.unwrap();
             if !claims.is_empty() {
-                assert_eq!(insert(&mut tx, &claims).await.len(), claims.len());
+                assert_eq!(insert(&mut tx, Form::Bare, &claims).await.len(), claims.len());
             }
             if !done.is_empty() {
-                assert_eq!(update(&mut tx, &done).await, done.len() as u64);
+                let tokens = vec![1; done.len()];
+                assert_eq!(
+                    update(&mut tx, Form::Bare, &done, &tokens).await,
+                    done.len() as u64
+                );
             }
             tx.commit().await.unwrap();
             for waiter in waiting {

@@ -19,7 +19,8 @@ use semel_core::{ErrorKind, Key, RetryPolicy, StoreError, Timestamp};
 use sqlx::MySql as Driver;
 use sqlx::pool::PoolConnection;
 
-use super::key_rows::{self, Change, Seen};
+use super::key_rows::{self, Change, Seen, Way};
+use super::key_straight::Straight;
 use crate::db::{Mysql, lock_wait};
 use crate::error::{BAD_NULL, DEADLOCK, LOCK_WAIT_TIMEOUT, autocommit_failed, classify, number};
 
@@ -35,9 +36,9 @@ const SINGLES: usize = 3;
 const LOOKS_MAX: usize = 8;
 /// What was decided so long ago is not written any more. With [`LOCK_WAIT_MAX`](crate::LOCK_WAIT_MAX) it stays well below
 /// the time for which a sweep leaves an ended record: no key can come, go and be forgotten between look and write.
-const DECISION_US_MAX: i64 = 5_000_000;
+pub(super) const DECISION_US_MAX: i64 = 5_000_000;
 /// Bytes of one statement, where the server would take more.
-const STATEMENT_BYTES_MAX: usize = 8 << 20;
+pub(super) const STATEMENT_BYTES_MAX: usize = 8 << 20;
 
 /// Between two tries.
 const REPEAT: RetryPolicy = RetryPolicy {
@@ -70,7 +71,7 @@ pub(crate) enum Reply {
 }
 
 impl<'a> Ask<'a> {
-    const fn key(self) -> &'a Key {
+    pub(super) const fn key(self) -> &'a Key {
         match self {
             Self::Claim(it) => &it.key,
             Self::Complete(it) => &it.key,
@@ -79,6 +80,20 @@ impl<'a> Ask<'a> {
             Self::Abandon(it) => &it.key,
             Self::Settle(it) => &it.key,
             Self::Read(key) => key,
+        }
+    }
+
+    pub(super) const fn as_claim(self) -> Option<&'a Claim> {
+        match self {
+            Self::Claim(claim) => Some(claim),
+            _ => None,
+        }
+    }
+
+    pub(super) const fn as_completion(self) -> Option<&'a Completion> {
+        match self {
+            Self::Complete(completion) => Some(completion),
+            _ => None,
         }
     }
 
@@ -92,7 +107,7 @@ impl<'a> Ask<'a> {
         }
     }
 
-    const fn operation(self) -> &'static str {
+    pub(super) const fn operation(self) -> &'static str {
         match self {
             Self::Claim(_) => "claim",
             Self::Complete(_) => "complete",
@@ -164,6 +179,22 @@ impl Mysql {
             .collect();
         let mut rest = pending(&replies);
         let mut blocked = false;
+        match self.straight(asks, &rest).await {
+            Straight::Done(done) => {
+                for (index, reply) in done {
+                    replies[index] = Some(Ok(reply));
+                }
+                return whole(replies);
+            }
+            Straight::Failed(error) => {
+                for index in rest {
+                    replies[index] = Some(Err(error.clone()));
+                }
+                return whole(replies);
+            }
+            Straight::Blocked => blocked = true,
+            Straight::Look => {}
+        }
         for attempt in 1..=WHOLE_TRIES_MAX {
             if rest.is_empty() || blocked {
                 break;
@@ -196,14 +227,8 @@ impl Mysql {
             }
         }
         drop(singles);
-        let missing = || {
-            let text = "an item was not answered: a bug in this build";
-            Err(StoreError::new(ErrorKind::Corrupt, "batch", text))
-        };
-        replies
-            .into_iter()
-            .map(|reply| reply.unwrap_or_else(missing))
-            .collect()
+        self.new_keys.note_replies(asks, &replies);
+        whole(replies)
     }
 
     /// The items of one key, until they are answered.
@@ -324,7 +349,12 @@ impl Mysql {
             if shorter {
                 statement = format!("{};", lock_wait(wait));
             }
-            statement.push_str(&key_rows::write(some, key_rows::version(), deadline));
+            statement.push_str(&key_rows::write(
+                some,
+                key_rows::version(),
+                deadline,
+                Way::Replace,
+            ));
             // Hexadecimal digits and nothing else that came from outside.
             let done = sqlx::raw_sql(sqlx::AssertSqlSafe(statement))
                 .execute(&mut **connection)
@@ -357,6 +387,17 @@ enum Written {
     Again,
     Blocked(StoreError),
     Failed(StoreError),
+}
+
+fn whole(replies: Vec<Option<Result<Reply, StoreError>>>) -> Vec<Result<Reply, StoreError>> {
+    let missing = || {
+        let text = "an item was not answered: a bug in this build";
+        Err(StoreError::new(ErrorKind::Corrupt, "batch", text))
+    };
+    replies
+        .into_iter()
+        .map(|reply| reply.unwrap_or_else(missing))
+        .collect()
 }
 
 fn pending<T>(replies: &[Option<T>]) -> Vec<usize> {

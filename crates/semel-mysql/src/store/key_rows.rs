@@ -183,48 +183,71 @@ fn columns(row: &MySqlRow) -> Result<Row, Error> {
 }
 
 /// A value as text.
-enum Literal<'a> {
+pub(super) enum Literal<'a> {
     Null,
     Number(i64),
     Bytes(&'a [u8]),
 }
 
+impl<'a> Literal<'a> {
+    pub(super) fn of_bytes(value: Option<&'a [u8]>) -> Self {
+        value.map_or(Self::Null, Self::Bytes)
+    }
+
+    pub(super) fn of_number(value: Option<impl Into<i64>>) -> Self {
+        value.map_or(Self::Null, |it| Self::Number(it.into()))
+    }
+}
+
 fn literals(row: &Row) -> [Literal<'_>; 14] {
-    fn bytes<B: AsRef<[u8]>>(value: &Option<B>) -> Literal<'_> {
-        value
-            .as_ref()
-            .map_or(Literal::Null, |it| Literal::Bytes(it.as_ref()))
-    }
-    fn number<N: Copy + Into<i64>>(value: Option<N>) -> Literal<'static> {
-        value.map_or(Literal::Null, |it| Literal::Number(it.into()))
-    }
     [
-        bytes(&row.fingerprint),
-        number(row.token),
-        bytes(&row.nonce),
-        number(row.hold),
-        number(row.extended),
-        number(row.attempt),
-        number(row.until),
-        bytes(&row.outcome_code),
-        bytes(&row.outcome),
-        bytes(&row.digest),
-        number(row.tombstone_until),
-        bytes(&row.withdrawn),
-        number(row.withdrawn_until),
-        number(row.due_at),
+        Literal::of_bytes(row.fingerprint.as_deref()),
+        Literal::of_number(row.token),
+        Literal::of_bytes(row.nonce.as_deref()),
+        Literal::of_number(row.hold),
+        Literal::of_number(row.extended),
+        Literal::of_number(row.attempt),
+        Literal::of_number(row.until),
+        Literal::of_bytes(row.outcome_code.as_deref().map(str::as_bytes)),
+        Literal::of_bytes(row.outcome.as_deref()),
+        Literal::of_bytes(row.digest.as_deref()),
+        Literal::of_number(row.tombstone_until),
+        Literal::of_bytes(row.withdrawn.as_deref()),
+        Literal::of_number(row.withdrawn_until),
+        Literal::of_number(row.due_at),
     ]
 }
 
 /// How many bytes of text a change takes at most, about.
 pub(crate) fn text_bytes(change: &Change) -> usize {
-    1_500 + 2 * usize::try_from(change.record.outcome_bytes()).unwrap_or(usize::MAX / 4)
+    row_bytes(usize::try_from(change.record.outcome_bytes()).unwrap_or(usize::MAX / 4))
 }
+
+/// The same of a row with an outcome of so many bytes.
+pub(crate) const fn row_bytes(outcome: usize) -> usize {
+    outcome.saturating_mul(2).saturating_add(1_500)
+}
+
+/// What records are written over.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Way {
+    /// The versions that were decided on.
+    Replace,
+    /// Nothing: no row may be there (error 1062), and tokens from `base` on must be above those of all rows that are gone
+    /// (error 1048).
+    New { base: i64 },
+    /// The same, where times are since `@semel_now` and tokens above `@semel_base`, as the deadline is.
+    NewByServersTime,
+}
+
+/// Which of the [`OPTIONAL`] are times since now, or a token.
+const SINCE: [&str; 2] = ["until_us", "due_us"];
+const TOKEN: &str = "token";
 
 /// Writes these records in one statement, sorted by key, no key twice: all of them or none. None when one of the rows is
 /// not the version any more that was decided on (error 1048), or after `deadline` by the server's clock, which the last row
 /// asks for all of them.
-pub(crate) fn write(changes: &[Change], version: i64, deadline: Timestamp) -> String {
+pub(crate) fn write(changes: &[Change], version: i64, deadline: Timestamp, way: Way) -> String {
     let rows: Vec<Row> = changes.iter().map(|change| Row::from(&change.record)).collect();
     let mut used = [false; OPTIONAL.len()];
     for row in &rows {
@@ -248,19 +271,48 @@ pub(crate) fn write(changes: &[Change], version: i64, deadline: Timestamp) -> St
             let _ = write!(sql, ",'{state}'");
         } else {
             // By then all rows before it have been waited for, and where one is too late none is written.
-            let _ = write!(sql, ",IF({NOW}<{},'{state}',NULL)", deadline.0);
+            push_if_in_time(&mut sql, state, deadline, way);
         }
-        let always = [change.token_last, version, change.replaces].map(Literal::Number);
-        let sometimes = literals(row).into_iter().zip(used).filter(|(_, used)| *used);
-        for literal in always.into_iter().chain(sometimes.map(|(literal, _)| literal)) {
-            sql.push(',');
+        let relative = matches!(way, Way::NewByServersTime);
+        sql.push_str(if relative { ",@semel_base+" } else { "," });
+        push(&mut sql, &Literal::Number(change.token_last));
+        let _ = write!(sql, ",{version},{}", change.replaces);
+        let sometimes = OPTIONAL.iter().zip(literals(row)).zip(used);
+        for ((name, literal), _) in sometimes.filter(|(_, used)| *used) {
+            sql.push_str(match literal {
+                Literal::Number(_) if relative && SINCE.contains(name) => ",@semel_now+",
+                Literal::Number(_) if relative && *name == TOKEN => ",@semel_base+",
+                _ => ",",
+            });
             push(&mut sql, &literal);
         }
         sql.push(')');
     }
-    sql.push_str(REPLACE);
+    if matches!(way, Way::Replace) {
+        sql.push_str(REPLACE);
+    }
     sql
 }
+
+/// The state of the last row, or null where it is too late, or where a row was removed that had a larger token. That is read
+/// with a lock: whoever removes a row, and raises the floor with it, has ended, or waits for this statement.
+fn push_if_in_time(sql: &mut String, state: &str, deadline: Timestamp, way: Way) {
+    let _ = match way {
+        Way::Replace => write!(sql, ",IF({NOW}<{},'{state}',NULL)", deadline.0),
+        Way::New { base } => write!(
+            sql,
+            ",IF({NOW}<{} AND ({FLOOR})<{base},'{state}',NULL)",
+            deadline.0
+        ),
+        Way::NewByServersTime => write!(
+            sql,
+            ",IF({NOW}<@semel_now+{} AND ({FLOOR})<@semel_base,'{state}',NULL)",
+            deadline.0
+        ),
+    };
+}
+
+const FLOOR: &str = "SELECT token FROM semel_token WHERE one = 1 LOCK IN SHARE MODE";
 
 /// A version: a random number, not 0.
 pub(crate) fn version() -> i64 {
@@ -287,7 +339,7 @@ pub(crate) fn remove(keys: &[Key]) -> String {
     sql
 }
 
-fn push(sql: &mut String, literal: &Literal<'_>) {
+pub(super) fn push(sql: &mut String, literal: &Literal<'_>) {
     match literal {
         Literal::Null => sql.push_str("NULL"),
         Literal::Number(number) => {
@@ -302,12 +354,20 @@ fn push(sql: &mut String, literal: &Literal<'_>) {
     }
 }
 
+/// Bytes that become digits at once.
+const HEX_PIECE: usize = 64;
+
 pub(crate) fn push_hex(sql: &mut String, bytes: &[u8]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    sql.reserve(bytes.len() * 2);
-    for byte in bytes {
-        sql.push(char::from(DIGITS[usize::from(byte >> 4)]));
-        sql.push(char::from(DIGITS[usize::from(byte & 15)]));
+    let digit = |half: u8| DIGITS[usize::from(half & 15)];
+    // In pieces, each of which is text at once: a digit by itself costs more than all else of a statement.
+    for piece in bytes.chunks(HEX_PIECE) {
+        let mut digits = [0; 2 * HEX_PIECE];
+        for (two, byte) in digits.chunks_exact_mut(2).zip(piece) {
+            two.copy_from_slice(&[digit(byte >> 4), digit(*byte)]);
+        }
+        // Digits are text.
+        sql.push_str(std::str::from_utf8(&digits[..2 * piece.len()]).unwrap_or_default());
     }
 }
 
@@ -342,7 +402,7 @@ mod tests {
             token_last: 7,
             replaces: 0,
         };
-        let sql = write(&["a", "b", "c"].map(change), -5, Timestamp(9));
+        let sql = write(&["a", "b", "c"].map(change), -5, Timestamp(9), Way::Replace);
         let rows: Vec<&str> = sql.split("(x'").collect();
         let [_, first, second, last] = rows[..] else {
             panic!("{sql}")
@@ -374,7 +434,11 @@ mod tests {
             token_last: 7,
             replaces: 0,
         };
-        for sql in [look(&[&key]), write(&[change], -5, Timestamp(9)), remove(&[key])] {
+        for sql in [
+            look(&[&key]),
+            write(&[change], -5, Timestamp(9), Way::Replace),
+            remove(&[key]),
+        ] {
             assert!(!sql.contains("DROP"), "{sql}");
             assert!(sql.contains(&semel_core::key::hex(b"DROP TABLE")), "{sql}");
         }

@@ -1,9 +1,11 @@
 //! Keys on MariaDB and MySQL.
 //!
 //! # Guarantees
-//! What is decided is decided by the pure machine and written only where nobody came in between: see `key_batch`.
+//! What is decided is decided by the pure machine and written only where nobody came in between: see `key_batch`; new keys
+//! and ends of runs are written without a look, and looked at where that fails: see `key_straight`.
 //! Tokens of a key only grow: each is the server's time in microseconds, and larger than every token that the key's row
-//! has had, or that a row which is gone has had. Replays of finished keys lock and write nothing.
+//! has had, or that a row which is gone has had. Replays of finished keys write nothing, and lock nothing but where nearly all
+//! claims are of new keys.
 //!
 //! # Not guaranteed
 //! Two keys may be given the same token: compare tokens of one key. After a fail-over to an asynchronous replica
@@ -24,7 +26,7 @@ use semel_core::{Key, Scope, StoreError, Timestamp, crash_point};
 use sqlx::{Connection as _, Row as _};
 
 use super::key_batch::{Ask, Reply};
-use super::key_rows::{self, Change, NOW, Stored};
+use super::key_rows::{self, Change, NOW, Stored, Way};
 use crate::db::Mysql;
 use crate::error::{classify, commit_failed};
 
@@ -169,6 +171,7 @@ impl KeyStore for Mysql {
                 &changed,
                 key_rows::version(),
                 Timestamp(i64::MAX),
+                Way::Replace,
             ));
         }
         let mut old = String::from("DELETE FROM semel_commit WHERE id < x'");

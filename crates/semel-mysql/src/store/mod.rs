@@ -2,6 +2,7 @@
 
 mod key_batch;
 pub(crate) mod key_rows;
+pub(crate) mod key_straight;
 mod keys;
 mod outbox;
 mod outbox_again;

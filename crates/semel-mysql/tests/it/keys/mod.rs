@@ -6,6 +6,7 @@ mod history;
 mod laws;
 mod once;
 mod plans;
+mod straight;
 mod transact;
 mod trouble;
 
