@@ -58,6 +58,7 @@ fn build(relay: &RelayConfig, destinations: &Destinations) -> Result<Arc<dyn Sin
                 linger: kafka.linger,
                 in_flight_max: kafka.in_flight_max,
                 in_flight_bytes_max: kafka.in_flight_bytes_max,
+                access: kafka.access.to_kafka(),
                 properties: kafka.properties.clone(),
                 ..defaults
             })?;
@@ -163,6 +164,7 @@ fn log(
         transaction_timeout: transactional.timeout,
         linger: kafka.linger,
         in_flight_bytes_max: kafka.in_flight_bytes_max / 2,
+        access: kafka.access.to_kafka(),
         properties: kafka.properties.clone(),
         ..defaults
     })

@@ -4,21 +4,25 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use bytes::Bytes;
-use rdkafka::config::FromClientConfig as _;
+use rdkafka::config::FromClientConfigAndContext as _;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, Headers as _};
+use rdkafka::metadata::Metadata;
 use rdkafka::{Message as _, Offset, TopicPartitionList};
 use semel_core::cloudevents;
-use semel_core::store::{KeptRow, SinkErrorClass};
+use semel_core::store::{KeptRow, SinkError, SinkErrorClass};
 use semel_core::{Clock as _, ErrorKind, StoreError, SystemClock};
 use uuid::Uuid;
 
-use crate::client;
+use crate::access::KafkaAccess;
+use crate::client::{self, Ears};
 use crate::sink::class::class;
 
 /// How long one question may take.
 const ASK: Duration = Duration::from_secs(10);
+/// How long what the client said outside of its answers is taken in.
+const HEAR: Duration = Duration::from_millis(200);
 /// How long nothing may come before the broker counts as away.
 const SILENCE: Duration = Duration::from_secs(30);
 /// The page of every error here.
@@ -29,12 +33,14 @@ const CODE: &str = "SEM0270";
 pub struct ArrivalsConfig {
     /// `host:port` of some brokers, with commas between them.
     pub bootstrap: String,
+    /// How to get in: TLS, and who the client is. Default: neither.
+    pub access: KafkaAccess,
     /// The topic.
     pub topic: String,
     /// Reads what is in open and broken-off transactions, too. Default false: only what readers with
     /// `isolation.level=read_committed` see.
     pub uncommitted: bool,
-    /// Further settings of librdkafka, such as `security.protocol`.
+    /// Further settings of librdkafka.
     pub properties: BTreeMap<String, String>,
 }
 
@@ -44,6 +50,7 @@ impl ArrivalsConfig {
     pub fn new(bootstrap: impl Into<String>, topic: impl Into<String>) -> Self {
         Self {
             bootstrap: bootstrap.into(),
+            access: KafkaAccess::default(),
             topic: topic.into(),
             uncommitted: false,
             properties: BTreeMap::new(),
@@ -186,7 +193,9 @@ pub fn read_arrivals(
     Ok(read)
 }
 
-fn reader(config: &ArrivalsConfig, uncommitted: bool) -> Result<BaseConsumer, StoreError> {
+type Reader = BaseConsumer<Ears>;
+
+fn reader(config: &ArrivalsConfig, uncommitted: bool) -> Result<Reader, StoreError> {
     let isolation = if uncommitted {
         "read_uncommitted"
     } else {
@@ -203,9 +212,10 @@ fn reader(config: &ArrivalsConfig, uncommitted: bool) -> Result<BaseConsumer, St
         ("isolation.level", isolation.to_owned()),
         ("queued.max.messages.kbytes", "16384".to_owned()),
     ];
-    let settings = client::settings(&config.bootstrap, &own, &config.properties)
+    let settings = client::settings(&config.bootstrap, &config.access, &own, &config.properties)
         .map_err(|error| error.with_code(CODE))?;
-    BaseConsumer::from_config(&settings).map_err(|error| client::not_made(error).with_code(CODE))
+    BaseConsumer::from_config_and_context(&settings, Ears::default())
+        .map_err(|error| client::not_made(error).with_code(CODE))
 }
 
 fn failed(config: &ArrivalsConfig, what: &str, error: &KafkaError) -> StoreError {
@@ -220,12 +230,35 @@ fn failed(config: &ArrivalsConfig, what: &str, error: &KafkaError) -> StoreError
     StoreError::new(kind, "read topic", text).with_code(CODE)
 }
 
+/// The cluster's metadata. Who is not let in hears of it before the time of a broker that is away is over.
+fn metadata(config: &ArrivalsConfig, reader: &Reader) -> Result<Metadata, StoreError> {
+    let mut waits = [ASK / 10, ASK * 3 / 10, ASK * 6 / 10].into_iter();
+    let mut wait = waits.next();
+    loop {
+        let error = match reader.fetch_metadata(None, wait.unwrap_or(ASK)) {
+            Ok(metadata) => return Ok(metadata),
+            Err(error) => error,
+        };
+        let until = SystemClock.monotonic() + HEAR;
+        while SystemClock.monotonic() < until {
+            let _ = reader.poll(HEAR / 10);
+        }
+        let told = SinkError::new(SinkErrorClass::Away, error.to_string());
+        let told = reader.context().0.explain(told);
+        wait = waits.next();
+        let kind = match told.class {
+            SinkErrorClass::Destination => ErrorKind::Invalid,
+            _ if wait.is_some() => continue,
+            _ => ErrorKind::Unavailable,
+        };
+        let text = format!("no broker of {} answers: {}", config.bootstrap, told.message);
+        return Err(StoreError::new(kind, "read topic", text).with_code(CODE));
+    }
+}
+
 /// The topic's partitions. All topics are asked for: asking for one by name could make it.
-fn partitions(config: &ArrivalsConfig, reader: &BaseConsumer) -> Result<Vec<i32>, StoreError> {
-    let metadata = reader.fetch_metadata(None, ASK).map_err(|error| {
-        let text = format!("no broker of {} answers: {error}", config.bootstrap);
-        StoreError::new(ErrorKind::Unavailable, "read topic", text).with_code(CODE)
-    })?;
+fn partitions(config: &ArrivalsConfig, reader: &Reader) -> Result<Vec<i32>, StoreError> {
+    let metadata = metadata(config, reader)?;
     let topic = metadata.topics().iter().find(|it| it.name() == config.topic);
     let topic = topic.ok_or_else(|| {
         let text = format!(
@@ -237,11 +270,7 @@ fn partitions(config: &ArrivalsConfig, reader: &BaseConsumer) -> Result<Vec<i32>
     Ok(topic.partitions().iter().map(|it| it.id()).collect())
 }
 
-fn watermarks(
-    config: &ArrivalsConfig,
-    reader: &BaseConsumer,
-    partition: i32,
-) -> Result<(i64, i64), StoreError> {
+fn watermarks(config: &ArrivalsConfig, reader: &Reader, partition: i32) -> Result<(i64, i64), StoreError> {
     let found = reader.fetch_watermarks(&config.topic, partition, ASK);
     found.map_err(|error| failed(config, "asking for the end", &error))
 }

@@ -5,12 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::ConsumerContext;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::producer::{DeliveryResult, ProducerContext};
+use rdkafka::{ClientConfig, ClientContext};
 use semel_core::store::{SinkError, SinkErrorClass};
 use semel_core::{ErrorKind, StoreError};
 
+use crate::access::{self, KafkaAccess};
 use crate::sink::class::class;
 
 /// How long a topic may be unknown to the brokers before it counts as missing, by default. Below the time that a relay
@@ -22,13 +25,17 @@ pub(crate) const TOPIC_WAIT_SETTING: &str = "topic.metadata.propagation.max.ms";
 /// A client's settings: Semel's own, which carry its guarantees, and the user's, which may not contradict them.
 ///
 /// # Errors
-/// `Invalid` when the user sets what Semel must set itself.
+/// `Invalid` when the user sets what Semel must set itself, and those of [`KafkaAccess::check`].
 pub(crate) fn settings(
     bootstrap: &str,
+    access: &KafkaAccess,
     own: &[(&'static str, String)],
     user: &BTreeMap<String, String>,
 ) -> Result<ClientConfig, StoreError> {
+    access.check(user)?;
     let mut config = ClientConfig::new();
+    // What becomes of connections is told in these lines, of some in no other way.
+    config.set_log_level(RDKafkaLogLevel::Info);
     config.set("bootstrap.servers", bootstrap);
     config.set("client.id", "semel");
     for (name, value) in user {
@@ -40,14 +47,14 @@ pub(crate) fn settings(
         }
         config.set(name, value);
     }
-    for (name, value) in own {
+    for (name, value) in own.iter().chain(&access.settings()) {
         config.set(*name, value);
     }
     Ok(config)
 }
 
 /// librdkafka knows some settings by two names.
-fn canonical(name: &str) -> &str {
+pub(crate) fn canonical(name: &str) -> &str {
     match name {
         "metadata.broker.list" => "bootstrap.servers",
         "delivery.timeout.ms" => "message.timeout.ms",
@@ -55,13 +62,26 @@ fn canonical(name: &str) -> &str {
         "retries" => "message.send.max.retries",
         "max.in.flight" => "max.in.flight.requests.per.connection",
         "queue.buffering.max.ms" => "linger.ms",
+        "sasl.mechanism" => "sasl.mechanisms",
         other => other,
     }
+}
+
+/// Whether the value of this setting is for nobody's eyes.
+fn is_secret(name: &str) -> bool {
+    ["password", "secret", "key.pem", "token"]
+        .iter()
+        .any(|word| name.contains(word))
 }
 
 /// A client could not be made: a setting is unknown, or its value is not allowed.
 pub(crate) fn not_made(error: KafkaError) -> StoreError {
     let text = match &error {
+        KafkaError::ClientConfig(_, why, name, _) if is_secret(name) => {
+            // The error itself shows the value.
+            let text = format!("librdkafka refuses the value of {name}: {why}");
+            return StoreError::new(ErrorKind::Invalid, "kafka configuration", text);
+        }
         KafkaError::ClientConfig(_, why, name, value) => {
             format!("librdkafka refuses {name} = {value}: {why}")
         }
@@ -92,9 +112,11 @@ pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, message: &str) {
         | RDKafkaLogLevel::Alert
         | RDKafkaLogLevel::Critical
         | RDKafkaLogLevel::Error => tracing::error!(facility, "librdkafka: {message}"),
-        RDKafkaLogLevel::Warning => tracing::warn!(facility, "librdkafka: {message}"),
-        RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => tracing::info!(facility, "librdkafka: {message}"),
-        RDKafkaLogLevel::Debug => tracing::debug!(facility, "librdkafka: {message}"),
+        // Connections that come and go.
+        RDKafkaLogLevel::Warning
+        | RDKafkaLogLevel::Notice
+        | RDKafkaLogLevel::Info
+        | RDKafkaLogLevel::Debug => tracing::debug!(facility, "librdkafka: {message}"),
     }
 }
 
@@ -134,6 +156,18 @@ impl Said {
         }
     }
 
+    /// A line of librdkafka's log. That a connection was closed is told in lines alone; the reason can be one that only a
+    /// person can mend.
+    pub(crate) fn overhear(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        log(level, facility, line);
+        if facility == "FAIL"
+            && let Some(why) = access::why_not(line)
+        {
+            *self.lock() = Some(SinkError::new(SinkErrorClass::Destination, why));
+            self.any.store(true, Ordering::Release);
+        }
+    }
+
     /// A broker has answered: it is over.
     pub(crate) fn forget(&self) {
         if self.any.load(Ordering::Acquire) {
@@ -152,6 +186,28 @@ impl Said {
             _ => error,
         }
     }
+}
+
+/// Hears what a client says outside of its answers.
+#[derive(Default)]
+pub(crate) struct Ears(pub(crate) Said);
+
+impl ClientContext for Ears {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        self.0.overhear(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.0.hear(&error, reason);
+    }
+}
+
+impl ConsumerContext for Ears {}
+
+impl ProducerContext for Ears {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, _: &DeliveryResult<'_>, (): ()) {}
 }
 
 #[cfg(test)]
@@ -184,6 +240,22 @@ mod tests {
     }
 
     #[test]
+    fn a_setting_that_is_refused_is_named_and_shown_unless_it_is_secret() {
+        let refused = |name: &str| {
+            let mut config = ClientConfig::new();
+            config.set(name, "open sesame");
+            not_made(config.create_native_config().err().unwrap())
+        };
+        let shown = semel_core::error::chain(&refused("no.such.setting"));
+        assert!(shown.contains("no.such.setting = open sesame"), "{shown}");
+        let hidden = semel_core::error::chain(&refused("no.such.password"));
+        assert!(
+            hidden.contains("no.such.password") && !hidden.contains("sesame"),
+            "{hidden}"
+        );
+    }
+
+    #[test]
     fn what_carries_a_guarantee_cannot_be_set_from_outside_under_either_name() {
         let own = [
             ("message.timeout.ms", "1000".to_owned()),
@@ -196,11 +268,11 @@ mod tests {
             "metadata.broker.list",
         ] {
             let user = BTreeMap::from([(name.to_owned(), "1".to_owned())]);
-            let error = settings("b:1", &own, &user).unwrap_err();
+            let error = settings("b:1", &KafkaAccess::default(), &own, &user).unwrap_err();
             assert!(error.to_string().contains("set by Semel"), "{error}");
         }
         let user = BTreeMap::from([("compression.type".to_owned(), "gzip".to_owned())]);
-        let config = settings("b:1", &own, &user).unwrap();
+        let config = settings("b:1", &KafkaAccess::default(), &own, &user).unwrap();
         assert_eq!(config.get("compression.type"), Some("gzip"));
         assert_eq!(config.get("acks"), Some("all"));
     }

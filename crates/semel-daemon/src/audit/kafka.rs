@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use semel_core::error::chain;
-use semel_kafka::{ArrivalsConfig, read_arrivals};
+use semel_kafka::{ArrivalsConfig, KafkaAccess, read_arrivals};
 
 use super::args::OutboxAuditArgs;
 use super::compare::{Arrival, CameKey, Comparison};
@@ -11,13 +11,14 @@ use crate::config::sink::{KafkaConfig, SinkConfig};
 use crate::config::{self, Config};
 use crate::out;
 
-/// The brokers, and further settings of their client.
+/// The brokers, how to get in, and further settings of their client.
 pub(super) struct Brokers {
     bootstrap: String,
+    access: KafkaAccess,
     properties: BTreeMap<String, String>,
 }
 
-/// The brokers that are meant: `--brokers`, or those of the relay that publishes the stream to Kafka, whose properties say
+/// The brokers that are meant: `--brokers`, or those of the relay that publishes the stream to Kafka, whose settings say
 /// how to get in.
 ///
 /// # Errors
@@ -25,10 +26,9 @@ pub(super) struct Brokers {
 pub(super) fn brokers(args: &OutboxAuditArgs) -> Result<Brokers, String> {
     let path = &args.store.config.path;
     let config = config::load(path).map_err(|report| report.to_string())?;
-    let (bootstrap, properties) = match (&args.brokers, relays(&config, args).as_slice()) {
-        (Some(brokers), [first, ..]) => (brokers.clone(), first.properties.clone()),
-        (Some(brokers), []) => (brokers.clone(), BTreeMap::new()),
-        (None, [only]) => (only.brokers.join(","), only.properties.clone()),
+    let (bootstrap, relay) = match (&args.brokers, relays(&config, args).as_slice()) {
+        (Some(brokers), relays) => (brokers.clone(), relays.first().copied()),
+        (None, [only]) => (only.brokers.join(","), Some(*only)),
         (None, found) => {
             return Err(format!(
                 "{} relays of {} publish the stream {} to Kafka; name the brokers with --brokers HOST:PORT",
@@ -40,7 +40,8 @@ pub(super) fn brokers(args: &OutboxAuditArgs) -> Result<Brokers, String> {
     };
     Ok(Brokers {
         bootstrap,
-        properties,
+        access: relay.map(|relay| relay.access.to_kafka()).unwrap_or_default(),
+        properties: relay.map(|relay| relay.properties.clone()).unwrap_or_default(),
     })
 }
 
@@ -70,6 +71,7 @@ pub(super) async fn arrived(
         for topic in topics {
             let config = ArrivalsConfig {
                 uncommitted,
+                access: brokers.access.clone(),
                 properties: brokers.properties.clone(),
                 ..ArrivalsConfig::new(brokers.bootstrap.clone(), topic)
             };

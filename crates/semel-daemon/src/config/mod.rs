@@ -81,6 +81,8 @@ pub(crate) const SECTIONS: &[&Section] = &[
     &sink::SINK,
     &sink::WEBHOOK,
     &sink::KAFKA,
+    &sink::kafka_access::TLS,
+    &sink::kafka_access::SASL,
     &sink_redis::REDIS,
     &sink::rabbitmq::RABBITMQ,
     &sink::nats::NATS,

@@ -1,5 +1,6 @@
 //! Where a relay's events go.
 
+pub(crate) mod kafka_access;
 pub(crate) mod nats;
 pub(crate) mod rabbitmq;
 
@@ -138,6 +139,13 @@ pub(crate) const KAFKA: Section = Section {
             "1 (transactional: 2)",
             "how long a record may wait to be joined by others in a batch",
         ),
+        field(
+            "tls",
+            "table",
+            "none: nothing is encrypted",
+            "encrypts; `tls = {}` trusts the machine's authorities",
+        ),
+        field("sasl", "table", "none", "who the relay is"),
         field("in_flight_max", "number", "5000", "records on their way at most"),
         field(
             "in_flight_bytes_max",
@@ -149,8 +157,7 @@ pub(crate) const KAFKA: Section = Section {
             "properties",
             "table of texts",
             "none",
-            "further settings of librdkafka, such as `security.protocol` or `sasl.password`; those that carry a \
-             guarantee are refused",
+            "further settings of librdkafka, such as `compression.type`; those that carry a guarantee are refused",
         )),
     ],
 };
@@ -224,6 +231,8 @@ pub(crate) struct KafkaConfig {
     pub(crate) in_flight_bytes_max: usize,
     /// Events and cursor in transactions of Kafka.
     pub(crate) transactional: Option<TransactionalConfig>,
+    /// How to get in.
+    pub(crate) access: kafka_access::KafkaAccess,
     /// Further settings; they may hold passwords.
     pub(crate) properties: BTreeMap<String, String>,
 }
@@ -308,6 +317,8 @@ fn read_kafka(table: &Table<'_>) -> Option<SinkConfig> {
         let fix = "build it with: cargo build --release --features kafka";
         table.mistake(table.span(), "this build of semel has no Kafka", fix);
     }
+    let properties = table.properties("properties");
+    let access = kafka_access::read(table, &properties);
     let mode = table.word("mode", &[("idempotent", false), ("transactional", true)]);
     let transactional = read_transactional(table, mode.unwrap_or(false));
     let linger_default = if transactional.is_some() { 0 } else { 5 };
@@ -316,7 +327,8 @@ fn read_kafka(table: &Table<'_>) -> Option<SinkConfig> {
         transactional,
         in_flight_max: size(table, "in_flight_max", IN_FLIGHT, 5_000),
         in_flight_bytes_max: size(table, "in_flight_bytes_max", 1..=2 << 30, 128 << 20),
-        properties: table.properties("properties"),
+        access,
+        properties,
         brokers: brokers?.into_iter().map(|at| at.value).collect(),
     }))
 }

@@ -90,6 +90,54 @@ fn settings_that_do_nothing_or_not_what_was_meant_are_doubted_with_their_line() 
     );
 }
 
+/// How a relay comes to Kafka's brokers: all of it, or a mistake with its line.
+#[cfg(feature = "kafka-tls")]
+#[test]
+fn tls_and_the_user_of_kafka_are_whole_and_said_once() {
+    let relay = |more: &str| {
+        format!(
+            "[store]\nurl = \"sqlite:s.db\"\n[[relay]]\nname = \"r\"\nsink.kafka.brokers = [\"b:1\"]\n{more}\n"
+        )
+    };
+    let user = |mechanism: &str| {
+        format!("sink.kafka.sasl = {{ mechanism = \"{mechanism}\", user = \"u\", password = \"hunter2\" }}")
+    };
+    let config = load(&relay(&format!(
+        "sink.kafka.tls = {{}}\n{}",
+        user("SCRAM-SHA-512")
+    )))
+    .unwrap();
+    assert!(!format!("{config:?}").contains("hunter2") && config.doubts.is_empty());
+    let plain = load(&relay(&user("PLAIN"))).unwrap();
+    assert_eq!(plain.doubts[0].line, 6);
+    assert!(plain.doubts[0].message.contains("can read the password"));
+    for (more, wanted) in [
+        (
+            "sink.kafka.tls = { ca_file = \"no-such.pem\" }",
+            "the file no-such.pem cannot be read",
+        ),
+        (
+            "sink.kafka.tls = { cert_file = \"c.pem\" }",
+            "`cert_file` and `key_file` belong together",
+        ),
+        (
+            "sink.kafka.sasl = { mechanism = \"PLAIN\", user = \"u\" }",
+            "`password`",
+        ),
+        (user("SCRAM-SHA-1").as_str(), "`mechanism` is none of the words"),
+        (
+            "sink.kafka.tls = {}\nsink.kafka.properties = { \"security.protocol\" = \"plaintext\" }",
+            "`security.protocol` follows from `tls` and `sasl`",
+        ),
+    ] {
+        let found = mistakes(&relay(more));
+        assert!(
+            found.contains(wanted) && !found.contains("hunter2"),
+            "{wanted}\n{found}"
+        );
+    }
+}
+
 #[test]
 fn all_mistakes_are_named_at_once_with_place_and_fix() {
     let text = r#"[server]

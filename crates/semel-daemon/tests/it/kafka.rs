@@ -60,6 +60,33 @@ fn settings_that_carry_a_guarantee_are_refused_and_a_broker_that_is_away_is_name
     );
 }
 
+/// The shared broker speaks no TLS and knows no users: that it says so shows that the settings arrive, in both modes.
+#[cfg(feature = "kafka-tls")]
+#[tokio::test]
+async fn tls_and_the_user_reach_the_client() {
+    let kafka = servers::kafka();
+    let sasl = "sasl = { mechanism = \"PLAIN\", user = \"shop\", password = \"hunter2\" }";
+    let mut checks = tokio::task::JoinSet::new();
+    for (access, words) in [("tls = {}", "does not speak TLS"), (sasl, "SASL")] {
+        for mode in ["", "mode = \"transactional\", name = \"shop\","] {
+            let folder = Folder::new(&format!(
+                "[store]\nurl = \"sqlite:shop.db\"\n[[relay]]\nname = \"orders\"\n\
+                 sink.kafka = {{ brokers = [\"{}\"], {mode} {access} }}\n",
+                kafka.bootstrap()
+            ));
+            checks.spawn_blocking(move || {
+                let (stdout, stderr, code) = texts(&run(folder.path(), &["check"]));
+                assert_eq!(code, 1, "{stdout}{stderr}");
+                assert!(stdout.contains(words), "{words}: {stdout}{stderr}");
+                assert!(!stdout.contains("hunter2") && !stderr.contains("hunter2"));
+            });
+        }
+    }
+    while let Some(checked) = checks.join_next().await {
+        checked.unwrap();
+    }
+}
+
 /// The audit reads the topic itself, with the brokers of the relay: what is there once, twice, altered, missing.
 #[tokio::test]
 async fn an_audit_reads_what_arrived_from_the_topic() {

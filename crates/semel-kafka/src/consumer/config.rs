@@ -9,6 +9,8 @@ use semel_core::{RetryPolicy, Scope, StoreError};
 use semel_inbox::BatchOptions;
 use uuid::Uuid;
 
+use crate::access::KafkaAccess;
+
 /// How repeats are told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dedup {
@@ -44,6 +46,8 @@ pub enum Start {
 pub struct ConsumerConfig {
     /// `host:port` of some brokers, separated by commas.
     pub bootstrap: String,
+    /// How to get in: TLS, and who the client is. Default: neither.
+    pub access: KafkaAccess,
     /// The consumer group. It shares out the partitions; the positions are kept in the database under its name.
     pub group: String,
     /// The topics.
@@ -72,7 +76,7 @@ pub struct ConsumerConfig {
     /// Topic ids, where the brokers cannot be asked for them because they speak TLS or SASL:
     /// `kafka-topics.sh --describe` prints them.
     pub topic_ids: BTreeMap<String, Uuid>,
-    /// Further settings of librdkafka, such as `security.protocol`, `session.timeout.ms` or `group.instance.id`. Those
+    /// Further settings of librdkafka, such as `session.timeout.ms` or `group.instance.id`. Those
     /// that carry a guarantee are refused.
     pub properties: BTreeMap<String, String>,
 }
@@ -102,6 +106,7 @@ impl ConsumerConfig {
         let group = group.into();
         Ok(Self {
             bootstrap: bootstrap.into(),
+            access: KafkaAccess::default(),
             scope: Scope::new(&group)?,
             group,
             topics: topics.into_iter().map(Into::into).collect(),
@@ -145,6 +150,6 @@ impl ConsumerConfig {
         )?;
         count("topics", self.topics.len(), 1_000, "name at least one topic")?;
         semel_core::inbox::mark::retention_ms(self.retention)?;
-        Ok(())
+        self.access.check(&self.properties)
     }
 }

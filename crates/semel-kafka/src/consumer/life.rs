@@ -79,10 +79,7 @@ impl<S: InboxStore, H: Handler<S>> Life<S, H> {
 
     fn topic_ids(&self) -> Result<HashMap<String, Uuid>, StoreError> {
         let config = &self.config;
-        let plain = config
-            .properties
-            .get("security.protocol")
-            .is_none_or(|protocol| protocol.eq_ignore_ascii_case("plaintext"));
+        let plain = config.access.is_open(&config.properties);
         config
             .topics
             .iter()
@@ -116,7 +113,7 @@ impl<S: InboxStore, H: Handler<S>> Life<S, H> {
             ("fetch.queue.backoff.ms", "10".to_owned()),
             ("enable.partition.eof", "false".to_owned()),
         ];
-        let settings = client::settings(&config.bootstrap, &own, &config.properties)?;
+        let settings = client::settings(&config.bootstrap, &config.access, &own, &config.properties)?;
         let topic_ids = self.topic_ids()?;
         let seats = Seats::new(
             Arc::clone(config),

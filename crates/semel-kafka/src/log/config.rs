@@ -7,11 +7,15 @@ use semel_core::limits;
 use semel_core::relay::ShardId;
 use semel_core::{ErrorKind, StoreError, event};
 
+use crate::access::KafkaAccess;
+
 /// Settings of a [`KafkaLog`](super::KafkaLog).
 #[derive(Clone)]
 pub struct KafkaLogConfig {
     /// `host:port` of some brokers, separated by commas.
     pub bootstrap: String,
+    /// How to get in: TLS, and who the client is. Default: neither.
+    pub access: KafkaAccess,
     /// Names the outbox among all that publish into this cluster: its transactional ids and its cursor topic are made of
     /// it. Two outboxes under one name fence each other and are found out (SEM0204). 1 to 100 of `a-z A-Z 0-9 . _ -`.
     pub name: String,
@@ -33,7 +37,7 @@ pub struct KafkaLogConfig {
     pub transaction_timeout: Duration,
     /// Bytes in flight at most, for each of a shard's two producers. Default 64 MiB.
     pub in_flight_bytes_max: usize,
-    /// Further settings of librdkafka, such as `security.protocol`, `sasl.username` or `compression.type`. Those that
+    /// Further settings of librdkafka, such as `compression.type`. Those that
     /// carry a guarantee are refused.
     pub properties: BTreeMap<String, String>,
 }
@@ -58,6 +62,7 @@ impl KafkaLogConfig {
     pub fn new(bootstrap: impl Into<String>, name: impl Into<String>) -> Self {
         Self {
             bootstrap: bootstrap.into(),
+            access: KafkaAccess::default(),
             name: name.into(),
             cursor_topic: None,
             cursor_partitions: 4,
@@ -76,6 +81,7 @@ impl KafkaLogConfig {
         let bytes = self.name.len() as u64;
         limits::check("name", "bytes", bytes, 1, NAME_BYTES_MAX, "use a shorter name")?;
         event::check_name("cursor_topic", &self.topics())?;
+        self.access.check(&self.properties)?;
         let rows = self.rows_max as u64;
         limits::check(
             "rows_max",

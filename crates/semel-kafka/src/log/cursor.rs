@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
-use rdkafka::config::{FromClientConfig as _, FromClientConfigAndContext as _, RDKafkaLogLevel};
+use rdkafka::config::{FromClientConfig as _, FromClientConfigAndContext as _};
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
-use rdkafka::producer::{BaseProducer, DeliveryResult, Producer as _, ProducerContext};
-use rdkafka::{ClientContext, Message as _, Offset, TopicPartitionList};
+use rdkafka::producer::{BaseProducer, Producer as _};
+use rdkafka::{Message as _, Offset, TopicPartitionList};
 use semel_core::claim::Nonce;
 use semel_core::relay::{LogPlace, ShardId};
 use semel_core::store::{SinkError, SinkErrorClass};
@@ -19,7 +19,7 @@ use semel_core::{Clock as _, SystemClock, key};
 use serde::{Deserialize, Serialize};
 
 use super::config::KafkaLogConfig;
-use crate::client::{self, Said};
+use crate::client::{self, Ears};
 use crate::sink::class::class;
 
 /// How long one question may take.
@@ -130,36 +130,16 @@ fn refused(what: &str, topic: &str, code: Code) -> SinkError {
 type Admin = Arc<AdminClient<DefaultClientContext>>;
 
 fn admin(config: &KafkaLogConfig) -> Result<Admin, SinkError> {
-    let settings = client::settings(&config.bootstrap, &[], &config.properties)
+    let settings = client::settings(&config.bootstrap, &config.access, &[], &config.properties)
         .map_err(|error| destination(semel_core::error::chain(&error)))?;
     AdminClient::from_config(&settings)
         .map(Arc::new)
         .map_err(|error| failed("a client for the cursor topic", &error))
 }
 
-/// Hears what a client says outside of its answers.
-#[derive(Default)]
-struct Ears(Said);
-
-impl ClientContext for Ears {
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        client::log(level, facility, message);
-    }
-
-    fn error(&self, error: KafkaError, reason: &str) {
-        self.0.hear(&error, reason);
-    }
-}
-
-impl ProducerContext for Ears {
-    type DeliveryOpaque = ();
-
-    fn delivery(&self, _: &DeliveryResult<'_>, (): ()) {}
-}
-
 /// Why nobody answers, as another client hears it: nothing listens to what an administrator's says. Blocks.
 fn explained(config: &KafkaLogConfig, error: SinkError) -> SinkError {
-    let Ok(settings) = client::settings(&config.bootstrap, &[], &config.properties) else {
+    let Ok(settings) = client::settings(&config.bootstrap, &config.access, &[], &config.properties) else {
         return error;
     };
     let Ok(client) = BaseProducer::from_config_and_context(&settings, Ears::default()) else {
@@ -306,7 +286,7 @@ fn reader(config: &KafkaLogConfig, isolation: &str) -> Result<BaseConsumer, Sink
         ("isolation.level", isolation.to_owned()),
         ("fetch.wait.max.ms", "10".to_owned()),
     ];
-    let settings = client::settings(&config.bootstrap, &own, &config.properties)
+    let settings = client::settings(&config.bootstrap, &config.access, &own, &config.properties)
         .map_err(|error| destination(semel_core::error::chain(&error)))?;
     BaseConsumer::from_config(&settings).map_err(|error| failed("a reader of the cursor topic", &error))
 }

@@ -194,6 +194,7 @@ fn start(
     let kbytes = (config.in_flight_bytes_max / 1_024).max(1).to_string();
     let settings = Settings {
         bootstrap: &config.bootstrap,
+        access: &config.access,
         transactional_id: transactional_id.clone(),
         timeout: config.transaction_timeout,
         own: vec![

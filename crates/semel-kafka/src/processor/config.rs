@@ -6,6 +6,7 @@ use std::time::Duration;
 use semel_core::limits;
 use semel_core::{ErrorKind, RetryPolicy, StoreError};
 
+use crate::access::KafkaAccess;
 use crate::consumer::Start;
 
 /// What is done about a message that cannot be transformed.
@@ -24,6 +25,8 @@ pub enum Refused {
 pub struct ProcessorConfig {
     /// `host:port` of some brokers, separated by commas.
     pub bootstrap: String,
+    /// How to get in: TLS, and who the client is. Default: neither.
+    pub access: KafkaAccess,
     /// The consumer group.
     pub group: String,
     /// The topics to read.
@@ -46,7 +49,7 @@ pub struct ProcessorConfig {
     pub refused: Refused,
     /// Pauses between attempts. Default: without end, 0.2 to 10 s.
     pub retry: RetryPolicy,
-    /// Further settings of librdkafka for consumer and producer alike, such as `security.protocol`.
+    /// Further settings of librdkafka for consumer and producer alike, such as `reconnect.backoff.max.ms`.
     pub properties: BTreeMap<String, String>,
     /// Further settings for the consumer alone, such as `session.timeout.ms` or `group.instance.id`.
     pub consumer_properties: BTreeMap<String, String>,
@@ -77,6 +80,7 @@ impl ProcessorConfig {
     ) -> Self {
         Self {
             bootstrap: bootstrap.into(),
+            access: KafkaAccess::default(),
             group: group.into(),
             topics: topics.into_iter().map(Into::into).collect(),
             transactional_id: transactional_id.into(),
@@ -122,6 +126,11 @@ impl ProcessorConfig {
             255,
             "name this instance's place in the group",
         )?;
+        for alone in [&self.consumer_properties, &self.producer_properties] {
+            let mut properties = self.properties.clone();
+            properties.extend(alone.clone());
+            self.access.check(&properties)?;
+        }
         let session = self
             .consumer_properties
             .get("session.timeout.ms")

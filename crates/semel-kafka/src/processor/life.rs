@@ -146,7 +146,7 @@ impl<T: Transform> Life<T> {
         ];
         let mut user = config.properties.clone();
         user.extend(config.consumer_properties.clone());
-        let settings = client::settings(&config.bootstrap, &own, &user)?;
+        let settings = client::settings(&config.bootstrap, &config.access, &own, &user)?;
         let consumer =
             BaseConsumer::from_config_and_context(&settings, Seats::default()).map_err(client::not_made)?;
         let topics: Vec<&str> = config.topics.iter().map(String::as_str).collect();
@@ -527,6 +527,7 @@ fn settings(config: &ProcessorConfig) -> Settings<'_> {
     properties.extend(config.producer_properties.clone());
     Settings {
         bootstrap: &config.bootstrap,
+        access: &config.access,
         transactional_id: config.transactional_id.clone(),
         timeout: config.transaction_timeout,
         own: Vec::new(),

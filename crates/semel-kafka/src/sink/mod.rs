@@ -18,6 +18,7 @@ use tokio::sync::{Notify, oneshot};
 
 use self::page::Page;
 use self::producer::Producer;
+use crate::access::KafkaAccess;
 use crate::client;
 
 /// Settings of a [`KafkaSink`].
@@ -25,6 +26,8 @@ use crate::client;
 pub struct KafkaSinkConfig {
     /// `host:port` of some brokers, separated by commas.
     pub bootstrap: String,
+    /// How to get in: TLS, and who the client is. Default: neither.
+    pub access: KafkaAccess,
     /// Rows in flight at most. Default 5 000.
     pub in_flight_max: usize,
     /// Bytes in flight at most; above it the broker counts as away for a moment. Default 128 MiB.
@@ -36,7 +39,7 @@ pub struct KafkaSinkConfig {
     /// How long a topic may be unknown to the brokers before it counts as missing. Below the time that a relay waits for a
     /// send, or nobody ever hears of it. Default 2 s; the property `topic.metadata.propagation.max.ms` is the same.
     pub topic_wait: Duration,
-    /// Further settings of librdkafka, such as `security.protocol`, `sasl.username` or `compression.type`. Those that
+    /// Further settings of librdkafka, such as `compression.type`. Those that
     /// carry a guarantee are refused.
     pub properties: BTreeMap<String, String>,
 }
@@ -57,6 +60,7 @@ impl KafkaSinkConfig {
     pub fn new(bootstrap: impl Into<String>) -> Self {
         Self {
             bootstrap: bootstrap.into(),
+            access: KafkaAccess::default(),
             in_flight_max: 5_000,
             in_flight_bytes_max: 128 << 20,
             linger: Duration::from_millis(1),

@@ -127,7 +127,7 @@ struct Reports {
 
 impl ClientContext for Reports {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        client::log(level, facility, message);
+        self.flags.said.overhear(level, facility, message);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
@@ -263,7 +263,7 @@ impl Producer {
         if single {
             own.push(("batch.num.messages", "1".to_owned()));
         }
-        let mut settings = client::settings(&config.bootstrap, &own, &config.properties)?;
+        let mut settings = client::settings(&config.bootstrap, &config.access, &own, &config.properties)?;
         if settings.get(client::TOPIC_WAIT_SETTING).is_none() {
             settings.set(
                 client::TOPIC_WAIT_SETTING,

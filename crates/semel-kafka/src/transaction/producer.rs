@@ -14,6 +14,7 @@ use rdkafka::{ClientContext, TopicPartitionList};
 use semel_core::{Clock as _, ErrorKind, StoreError, SystemClock};
 
 use super::verdict::{Facts, Step, Verdict, verdict};
+use crate::access::KafkaAccess;
 use crate::client::{self, Said};
 
 /// As of the idempotent producer: each end of it costs up to a millisecond of a processor.
@@ -98,7 +99,7 @@ impl Reports {
 
 impl ClientContext for Reports {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        client::log(level, facility, message);
+        self.said.overhear(level, facility, message);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
@@ -121,6 +122,7 @@ impl ProducerContext for Reports {
 /// What a transactional producer is made of.
 pub(crate) struct Settings<'a> {
     pub(crate) bootstrap: &'a str,
+    pub(crate) access: &'a KafkaAccess,
     pub(crate) transactional_id: String,
     /// How long a transaction may last at the broker.
     pub(crate) timeout: Duration,
@@ -165,7 +167,7 @@ impl Producer {
             own.push(("batch.num.messages", "1".to_owned()));
         }
         own.extend(settings.own.iter().cloned());
-        let all = client::settings(settings.bootstrap, &own, &settings.properties)?;
+        let all = client::settings(settings.bootstrap, settings.access, &own, &settings.properties)?;
         let reports = Reports {
             said: Arc::clone(&settings.said),
             ..Reports::default()

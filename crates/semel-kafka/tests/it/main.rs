@@ -15,3 +15,5 @@ mod long;
 mod processor;
 mod sink;
 mod support;
+#[cfg(feature = "tls")]
+mod tls;

@@ -49,6 +49,10 @@ impl KafkaServer {
     /// As [`KafkaServer::start`].
     #[must_use]
     pub fn start_behind(advertised: Option<u16>) -> Self {
+        Self::start_with(advertised, &Listeners::default())
+    }
+
+    pub(super) fn start_with(advertised: Option<u16>, more: &Listeners<'_>) -> Self {
         let root = tempfile::Builder::new()
             .prefix("semel-kafka-")
             .tempdir()
@@ -58,7 +62,7 @@ impl KafkaServer {
         let (port, controller) = (free_port(), free_port());
         fs::write(
             root.join("server.properties"),
-            properties(&root, port, advertised.unwrap_or(port), controller),
+            properties(&root, port, advertised.unwrap_or(port), controller, more),
         )
         .unwrap();
         let mut server = Self {
@@ -67,15 +71,16 @@ impl KafkaServer {
             port,
             topics: AtomicU32::new(0),
         };
-        server.format();
+        server.format(&more.format);
         server.launch();
         server
     }
 
-    fn format(&self) {
+    fn format(&self, more: &[String]) {
         let output = java(&["-Xmx128m"])
             .args(["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c"])
             .arg(self.properties())
+            .args(more)
             .output()
             .expect("java runs (scripts/setup installs it)");
         assert!(
@@ -243,19 +248,40 @@ impl Drop for KafkaServer {
     }
 }
 
+/// Listeners beside the open one, with what they need.
+#[derive(Default)]
+pub(super) struct Listeners<'a> {
+    /// Their protocols, which are their names, and ports.
+    pub(super) ports: Vec<(&'static str, u16)>,
+    /// More lines of `server.properties`, for a node in this folder.
+    pub(super) properties: Option<&'a dyn Fn(&Path) -> String>,
+    /// More arguments of the command that formats the data folder.
+    pub(super) format: Vec<String>,
+}
+
 /// Any 16 bytes in base64; clusters of tests never meet.
 const CLUSTER_ID: &str = "c2VtZWwtdGVzdC1rYWZrYQ";
 
-fn properties(root: &Path, port: u16, advertised: u16, controller: u16) -> String {
+fn properties(root: &Path, port: u16, advertised: u16, controller: u16, more: &Listeners<'_>) -> String {
     let data = root.join("data");
+    let ports = more.ports.iter();
+    let beside: String = ports
+        .map(|(name, port)| format!(",{name}://127.0.0.1:{port}"))
+        .collect();
+    let protocols: String = more
+        .ports
+        .iter()
+        .map(|(name, _)| format!(",{name}:{name}"))
+        .collect();
+    let lines = more.properties.map(|lines| lines(root)).unwrap_or_default();
     format!(
         "process.roles=broker,controller\n\
          node.id=1\n\
          controller.quorum.voters=1@127.0.0.1:{controller}\n\
-         listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
-         advertised.listeners=PLAINTEXT://127.0.0.1:{advertised}\n\
+         listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{beside}\n\
+         advertised.listeners=PLAINTEXT://127.0.0.1:{advertised}{beside}\n\
          controller.listener.names=CONTROLLER\n\
-         listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n\
+         listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT{protocols}\n\
          log.dirs={data}\n\
          auto.create.topics.enable=false\n\
          group.initial.rebalance.delay.ms=0\n\
@@ -269,7 +295,8 @@ fn properties(root: &Path, port: u16, advertised: u16, controller: u16) -> Strin
          log.cleaner.dedupe.buffer.size=4194304\n\
          num.network.threads=2\n\
          num.io.threads=4\n\
-         num.recovery.threads.per.data.dir=1\n",
+         num.recovery.threads.per.data.dir=1\n\
+         {lines}",
         data = data.display()
     )
 }

@@ -7,6 +7,7 @@
 
 mod guard;
 mod kafka;
+mod kafka_guarded;
 mod kafka_log;
 mod kafka_wire;
 mod mariadb;
@@ -20,6 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use guard::{Guard, free_port, processor_time};
 pub use kafka::{KafkaServer, kafka};
+pub use kafka_guarded::{GuardedKafka, KafkaGuards};
 pub use kafka_log::KafkaRecord;
 pub use mariadb::{MariadbServer, mariadb};
 pub use nats::{NatsServer, nats};

@@ -77,11 +77,15 @@ fn members(metadata: &Value) -> Vec<&Value> {
 
 /// All packages that a build of this one alone, with all its features, pulls in.
 fn reach(package: &str) -> BTreeSet<String> {
+    reach_with(package, "--all-features")
+}
+
+fn reach_with(package: &str, features: &str) -> BTreeSet<String> {
     let tree = cargo(&[
         "tree",
         "--package",
         package,
-        "--all-features",
+        features,
         "--edges=normal,build",
         "--target=all",
         "--prefix=none",
@@ -141,6 +145,21 @@ fn backends_know_only_their_own_server() {
         &[&["sqlx-core", "rdkafka-sys", "lapin"]],
     ));
     none("a user of one backend builds no other", &found);
+}
+
+#[test]
+fn openssl_is_for_those_who_ask_for_kafka_over_tls() {
+    let found: Vec<String> = ["semel", "semel-daemon"]
+        .iter()
+        .filter(|package| {
+            let plain = reach_with(package, "--features=kafka");
+            assert!(plain.contains("rdkafka-sys"), "{plain:?}");
+            plain.contains("openssl-sys")
+        })
+        .map(|package| format!("{package} with the feature kafka reaches openssl-sys"))
+        .collect();
+    none("only the feature kafka-tls needs OpenSSL", &found);
+    assert!(reach_with("semel-daemon", "--features=kafka-tls").contains("openssl-sys"));
 }
 
 #[test]
@@ -215,7 +234,7 @@ fn nothing_that_deny_toml_bans_is_in_the_lock_file() {
     let deny = deny();
     let bans = bans(&deny);
     assert!(
-        bans.contains(&("openssl-sys", Vec::new())),
+        bans.contains(&("openssl", Vec::new())) && bans.contains(&("openssl-sys", vec!["rdkafka-sys"])),
         "deny.toml is not read right"
     );
     none("banned packages in Cargo.lock", &banned(&lock, &bans));
