@@ -9,6 +9,7 @@ use semel_core::error::chain;
 use semel_core::relay::{Epoch, ShardId, ShardLease};
 use semel_core::store::{Guarded, OutboxDesk};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::clock::LocalClock;
 use crate::status::Status;
@@ -25,6 +26,8 @@ pub(crate) enum Held {
 struct Kept {
     lease: ShardLease,
     tell: watch::Sender<Held>,
+    /// Stops its task, which lets what is on its way finish.
+    stop: CancellationToken,
 }
 
 /// The leases of one relay.
@@ -36,10 +39,32 @@ impl Leases {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn keep(&self, lease: ShardLease, until: u64) -> watch::Receiver<Held> {
+    pub(crate) fn keep(
+        &self,
+        lease: ShardLease,
+        until: u64,
+        stop: CancellationToken,
+    ) -> watch::Receiver<Held> {
         let (tell, told) = watch::channel(Held::Until(until));
-        self.lock().insert(lease.shard.clone(), Kept { lease, tell });
+        self.lock()
+            .insert(lease.shard.clone(), Kept { lease, tell, stop });
         told
+    }
+
+    /// Stops a shard's task; `false` where there is none. Its lease is renewed until it has ended.
+    pub(crate) fn give_up(&self, shard: &ShardId) -> bool {
+        let kept = self.lock();
+        let found = kept.get(shard);
+        found.inspect(|it| it.stop.cancel()).is_some()
+    }
+
+    /// Whether a task that was stopped has not ended.
+    pub(crate) fn is_giving(&self) -> bool {
+        self.lock().values().any(|it| it.stop.is_cancelled())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
     }
 
     pub(crate) fn forget(&self, lease: &ShardLease) {

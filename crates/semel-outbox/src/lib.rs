@@ -2,7 +2,7 @@
 //!
 //! A [`Relay`] moves one stream of one [`OutboxStore`](semel_core::OutboxStore) into one [`Sink`](semel_core::Sink).
 //! Any number of relays, in any number of processes, share the stream's shards by leases. The protocol is
-//! [`semel_core::relay::Machine`]; this crate carries out what it says.
+//! [`semel_core::relay::Machine`], and [`semel_core::relay::Balance`] for sharing; this crate carries out what they say.
 //!
 //! # Guarantees
 //! - Every committed event reaches the sink or the exceptions table; a crash anywhere sends some again, with the same
@@ -11,11 +11,14 @@
 //!   from before the renewal was sent and keeps counting while the machine is suspended (rule O17).
 //! - A broker that is away costs no attempts; [`RelayHandle::stats`] says why nothing moves and since when.
 //! - A stop lets what is on its way finish, saves the cursor, and gives the shards back.
+//! - Shares: relays of a stream come to hold numbers of shards that are at most one apart. One that joins is given its share, a
+//!   shard at a time, each drained as in a stop; those of one that stops are taken at once, those of one that died when
+//!   its lease has ended.
 //!
 //! # Not guaranteed
 //! - That a receiver sees an event once: it drops ids it has seen (see `semel-inbox`). A sink that is a log
 //!   ([`LogSink`](semel_core::store::LogSink)) holds the cursor in its own transactions and has each event once.
-//! - Balance: a relay keeps what it has got until it stops or dies.
+//! - Equal load: shards are counted, not what is in them.
 //! - One read of the table for all shards: each shard reads for itself, so keep shards few. Not yet: a reader per
 //!   process that fans out.
 //!
@@ -43,6 +46,7 @@ mod clock;
 mod config;
 mod delayed;
 mod leases;
+mod presence;
 mod relay;
 mod shard;
 mod status;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use semel_core::error::chain;
 use semel_core::host::dice;
-use semel_core::relay::{End, OwnedShard, ShardLease, note_text};
+use semel_core::relay::{Balance, End, Move, OwnedShard, ShardId, ShardLease, note_text};
 use semel_core::store::Acquire;
 use semel_core::{Nonce, OutboxStore, Retry, Sink, StoreError};
 use tokio::task::{Id, JoinError, JoinSet};
@@ -20,6 +20,7 @@ use crate::clock::LocalClock;
 use crate::config::RelayConfig;
 use crate::delayed;
 use crate::leases::{Leases, local_end};
+use crate::presence::Present;
 use crate::shard::Shell;
 use crate::status::{RelayHandle, Status};
 
@@ -27,7 +28,7 @@ use crate::status::{RelayHandle, Status};
 const DRAIN_GRACE: Duration = Duration::from_secs(2);
 
 /// How long a stop waits for an answer of the store.
-const STOP_GRACE: Duration = Duration::from_secs(1);
+pub(crate) const STOP_GRACE: Duration = Duration::from_secs(1);
 /// Before what has died begins again.
 const HELPER_PAUSE: Duration = Duration::from_secs(1);
 
@@ -49,14 +50,16 @@ impl std::fmt::Debug for Relay {
 #[derive(Debug, Clone, Copy)]
 enum Helper {
     Renewal,
+    Presence,
     Notes,
     Cleaner,
     Delayed,
     Backlog,
 }
 
-const HELPERS: [Helper; 5] = [
+const HELPERS: [Helper; 6] = [
     Helper::Renewal,
+    Helper::Presence,
     Helper::Notes,
     Helper::Cleaner,
     Helper::Delayed,
@@ -64,8 +67,8 @@ const HELPERS: [Helper; 5] = [
 ];
 
 /// Dropping the set aborts its tasks: a dropped run leaves nothing behind.
-#[derive(Default)]
 struct Helpers {
+    present: Arc<Present>,
     tasks: JoinSet<()>,
     which: HashMap<Id, Helper>,
 }
@@ -112,20 +115,25 @@ impl Relay {
         if !self.register(&shutdown).await? {
             return Ok(());
         }
-        let mut helpers = Helpers::default();
+        let stop = CancellationToken::new();
+        let present = Arc::new(Present::new(stop.clone()));
+        let mut helpers = Helpers {
+            present: Arc::clone(&present),
+            tasks: JoinSet::new(),
+            which: HashMap::new(),
+        };
         for helper in HELPERS {
             self.help(helper, &mut helpers, Duration::ZERO);
         }
-        let stop = CancellationToken::new();
         let mut shards = JoinSet::new();
         let outcome = tokio::select! {
-            outcome = self.own(&shutdown, &stop, &mut shards) => outcome,
+            outcome = self.own(&shutdown, &stop, &present, &mut shards) => outcome,
             error = self.keep_limits() => Err(error),
             never = self.keep_helpers(&mut helpers) => match never {},
         };
         stop.cancel();
         let drained = tokio::select! {
-            drained = self.drain(&shutdown, &mut shards) => drained,
+            (drained, ()) = async { tokio::join!(self.drain(&shutdown, &mut shards), present.left()) } => drained,
             never = self.keep_helpers(&mut helpers) => match never {},
         };
         outcome.and(drained)
@@ -134,6 +142,7 @@ impl Relay {
     /// Begins what goes on beside the shards.
     fn help(&self, helper: Helper, helpers: &mut Helpers, pause: Duration) {
         let (shell, leases) = (Arc::clone(&self.shell), Arc::clone(&self.leases));
+        let present = Arc::clone(&helpers.present);
         let task = async move {
             tokio::time::sleep(pause).await;
             let (store, status) = (Arc::clone(&shell.store), Arc::clone(&shell.status));
@@ -144,6 +153,7 @@ impl Relay {
                         .renew(store, Arc::clone(&shell.clock), status, config.lease)
                         .await;
                 }
+                Helper::Presence => present.keep(&shell).await,
                 Helper::Notes => leases.say(store, status, config.lease).await,
                 Helper::Cleaner => match config.clean {
                     Some(clean) => cleaner::clean(store, status, stream, clean).await,
@@ -175,6 +185,8 @@ impl Relay {
             let pause = match helper {
                 // It waits by itself, a fifth of the lease.
                 Helper::Renewal => Duration::ZERO,
+                // One that stops is waited for.
+                Helper::Presence if helpers.present.is_stopping() => Duration::ZERO,
                 _ => HELPER_PAUSE,
             };
             self.help(helper, helpers, pause);
@@ -255,16 +267,21 @@ impl Relay {
         }
     }
 
-    /// Takes shards as they become free, until told to stop or until one meets what needs a person.
+    /// Takes its share of the shards as they become free and gives up what is more, until told to stop or until one meets
+    /// what needs a person.
     async fn own(
         &self,
         shutdown: &CancellationToken,
         stop: &CancellationToken,
+        present: &Present,
         shards: &mut JoinSet<Ended>,
     ) -> Result<(), StoreError> {
         let config = &self.shell.config;
         let look = (config.lease / 10).clamp(Duration::from_millis(20), Duration::from_secs(1));
         let mut nonce = Nonce::random();
+        let mut balance = Balance::new(present.relay, config.lease_ms().unsigned_abs());
+        // Whether a shard may have been granted that nobody here has heard of.
+        let mut unheard = false;
         let mut wait = Duration::ZERO;
         loop {
             tokio::select! {
@@ -277,12 +294,41 @@ impl Relay {
                 () = tokio::time::sleep(wait) => {}
             }
             wait = look.mul_f64(0.5 + dice() / 2.0);
+            if !unheard {
+                let roster = self.shell.store.roster(&config.stream);
+                let Some(roster) = unless_stopped(shutdown, roster).await else {
+                    return Ok(());
+                };
+                let moved = match roster {
+                    Ok(roster) => {
+                        if self.leases.is_empty() {
+                            // No renewal tells that the store answers again.
+                            self.shell.status.totals(|totals| totals.trouble = None);
+                        }
+                        balance.decide(self.shell.clock.now_ms(), &roster, self.leases.is_giving())
+                    }
+                    Err(error) if error.retry() == Retry::Never => return Err(error),
+                    Err(error) => {
+                        self.trouble(&error, "who else relays could not be read");
+                        None
+                    }
+                };
+                match moved {
+                    Some(Move::Take) => {}
+                    Some(Move::Give(index)) => {
+                        self.give_up(index);
+                        continue;
+                    }
+                    None => continue,
+                }
+            }
             // One at a time, so that relays that start together share.
             let wish = Acquire {
                 stream: config.stream.clone(),
                 max: 1,
                 owner: config.owner.clone(),
                 nonce,
+                relay: present.relay,
                 lease_ms: config.lease_ms(),
             };
             let until = local_end(self.shell.clock.now_ms(), config.lease);
@@ -291,6 +337,7 @@ impl Relay {
             };
             match acquired {
                 Ok(owned) => {
+                    unheard = false;
                     nonce = Nonce::random();
                     for owned in owned {
                         self.begin(owned, until, stop, shards);
@@ -300,20 +347,38 @@ impl Relay {
                 Err(error) if error.retry() == Retry::Never => return Err(error),
                 // The same nonce again: had the lost answer been a shard, it is given again.
                 Err(error) => {
-                    tracing::warn!(error = chain(&error), "no shard could be acquired");
-                    self.shell
-                        .status
-                        .totals(|totals| totals.trouble = Some(chain(&error)));
+                    unheard = true;
+                    self.trouble(&error, "no shard could be acquired");
                 }
             }
+        }
+    }
+
+    fn trouble(&self, error: &StoreError, what: &str) {
+        tracing::warn!(error = chain(error), "{what}");
+        self.shell
+            .status
+            .totals(|totals| totals.trouble = Some(chain(error)));
+    }
+
+    /// Lets a shard finish what is on its way and stop; then it is given back as in any stop.
+    fn give_up(&self, index: u16) {
+        let shard = ShardId {
+            stream: self.shell.config.stream.clone(),
+            index,
+        };
+        // One whose task died is free when its lease ends.
+        if self.leases.give_up(&shard) {
+            tracing::info!(%shard, "shard given up: another relay holds too few");
+            self.shell.status.totals(|totals| totals.given += 1);
         }
     }
 
     fn begin(&self, owned: OwnedShard, until: u64, stop: &CancellationToken, shards: &mut JoinSet<Ended>) {
         tracing::info!(shard = %owned.lease.shard, epoch = owned.lease.epoch.0, "shard acquired");
         self.shell.status.totals(|totals| totals.acquired += 1);
-        let held = self.leases.keep(owned.lease.clone(), until);
-        let (shell, stop) = (Arc::clone(&self.shell), stop.clone());
+        let (shell, stop) = (Arc::clone(&self.shell), stop.child_token());
+        let held = self.leases.keep(owned.lease.clone(), until, stop.clone());
         let guard = LeaseGuard {
             leases: Arc::clone(&self.leases),
             status: Arc::clone(&shell.status),
@@ -416,7 +481,10 @@ impl Relay {
 
 /// Waits for the store; when told to stop only a moment longer, in which most calls come to their end: a shard that was
 /// acquired and not heard of would be nobody's until its lease ends.
-async fn unless_stopped<T>(shutdown: &CancellationToken, call: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn unless_stopped<T>(
+    shutdown: &CancellationToken,
+    call: impl Future<Output = T>,
+) -> Option<T> {
     let mut call = pin!(call);
     tokio::select! {
         biased;

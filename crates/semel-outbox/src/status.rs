@@ -32,6 +32,8 @@ pub struct RelayStats {
     pub saves: u64,
     /// Shards taken over.
     pub acquired: u64,
+    /// Of these, given up because another relay held too few.
+    pub given: u64,
     /// Shards lost to another owner.
     pub lost: u64,
     /// Published events deleted by the cleaner.

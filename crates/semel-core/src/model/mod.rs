@@ -7,6 +7,7 @@ mod outbox;
 mod outbox_desk;
 mod outbox_limit;
 mod outbox_page;
+mod outbox_relays;
 mod saga;
 
 pub use inbox::{MemoryInbox, MemoryTx};

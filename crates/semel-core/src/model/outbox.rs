@@ -8,15 +8,17 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::outbox_limit::Limits;
+use super::outbox_relays::Relays;
 use crate::claim::Nonce;
 use crate::error::StoreError;
 use crate::event::Event;
 use crate::host::{Clock, SystemClock, Timestamp};
-use crate::relay::{Cursor, Epoch, LogCopy, Mark, OwnedShard, ShardId, ShardLease, Slots, Takeovers};
+use crate::relay::{Cursor, Epoch, LogCopy, Mark, OwnedShard, Roster, ShardId, ShardLease, Slots, Takeovers};
 use crate::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, DeskEntry, DeskRow, Due, Exception,
-    Guarded, Measured, Opening, OutboxDesk, OutboxRow, OutboxStore, Page, PageRow, PageSize, RESHARD_HOLD_MS,
-    RESHARD_REST_MS, ShardBacklog, StoredException, StreamLimit, check_stream, event_repeated,
+    Guarded, Measured, Opening, OutboxDesk, OutboxRow, OutboxStore, Page, PageRow, PageSize, Presence,
+    RESHARD_HOLD_MS, RESHARD_REST_MS, ShardBacklog, StoredException, StreamLimit, check_stream,
+    event_repeated,
 };
 
 /// An outbox in this process's memory: the specification, and a full backend for tests.
@@ -43,6 +45,7 @@ pub(super) struct Inner {
     /// By stream: the map that is wanted.
     pub(super) changes: BTreeMap<String, Change>,
     pub(super) limits: Limits,
+    pub(super) relays: Relays,
 }
 
 /// Another number of shards that is asked for, and the commit up to which every shard is run.
@@ -56,6 +59,7 @@ pub(super) struct Shard {
     pub(super) slots: Slots,
     pub(super) epoch: i64,
     pub(super) nonce: Option<Nonce>,
+    pub(super) relay: Option<Nonce>,
     pub(super) owner: String,
     pub(super) until: Timestamp,
     takeovers: Takeovers,
@@ -69,6 +73,7 @@ impl Shard {
             slots: Slots::of_shard(0, 1),
             epoch,
             nonce: None,
+            relay: None,
             owner: String::new(),
             until: Timestamp(i64::MIN),
             takeovers: Takeovers::default(),
@@ -343,6 +348,7 @@ impl OutboxStore for MemoryOutbox {
                 shard.takeovers = shard.takeovers.next(&shard.cursor, shard.nonce.is_none());
                 shard.epoch += 1;
                 shard.nonce = Some(wish.nonce);
+                shard.relay = Some(wish.relay);
                 shard.owner.clone_from(&wish.owner);
                 shard.until = now.plus_ms(wish.lease_ms);
                 OwnedShard {
@@ -389,6 +395,20 @@ impl OutboxStore for MemoryOutbox {
             }
         }
         Ok(())
+    }
+
+    async fn attend(&self, presence: &Presence) -> Result<(), StoreError> {
+        self.note_presence(presence);
+        Ok(())
+    }
+
+    async fn leave(&self, stream: &str, relay: Nonce) -> Result<(), StoreError> {
+        self.drop_presence(stream, relay);
+        Ok(())
+    }
+
+    async fn roster(&self, stream: &str) -> Result<Roster, StoreError> {
+        Ok(self.read_roster(stream))
     }
 
     async fn load(&self, lease: &ShardLease) -> Result<Guarded<Cursor>, StoreError> {

@@ -36,6 +36,7 @@
 //! - A batch is settled before the next one opens, so one slow row at its end holds back the rows that came
 //!   after the batch was opened. Up to four calls of a batch overlap, and only one batch is open.
 
+mod balance;
 mod command;
 mod counters;
 mod cursor;
@@ -55,6 +56,7 @@ mod simulation;
 #[cfg(test)]
 mod tests;
 
+pub use balance::{Balance, Holding, LEFT_OUT_LEASES, Move, Roster};
 pub use command::{Command, End, Input, Pause, PauseKind, StoreCall};
 pub use counters::Counters;
 pub use cursor::{Cursor, Epoch, Mark, OwnedShard, ShardId, ShardLease, Slots, Takeovers, after_restore};

@@ -231,6 +231,7 @@ impl World {
             max: 1,
             owner: String::new(),
             nonce: Nonce::random(),
+            relay: Nonce::random(),
             lease_ms: LEASE_MS,
         };
         for owned in now_or_never(self.store.acquire(&wish)).unwrap() {

@@ -16,6 +16,7 @@ use crate::store::{
     SinkOrder, TransactionEnd, Wish,
 };
 
+mod balance;
 mod sends;
 mod stuck;
 
@@ -245,6 +246,7 @@ fn own(clock: &Hand, store: &MemoryOutbox, order: SinkOrder, policy: &RelayPolic
         max: 1,
         owner: String::new(),
         nonce: Nonce::random(),
+        relay: Nonce::random(),
         lease_ms: LEASE_MS as i64,
     };
     let owned = now_or_never(store.acquire(&wish))

@@ -22,9 +22,9 @@ pub use inbox::{InboxStore, PARKED_REASON_BYTES_MAX, Parked, TakenParked};
 pub use keys::{Hint, KeyPage, KeyQuery, KeyStore, KeyStoreExt, Replies, Usage};
 pub use mixed::{Batching, LANES_MAX, MixedBatch, MixedReplies};
 pub use outbox::{
-    Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, CursorSave, Exception, ExceptionKind, Guarded, Opening,
-    OutboxStore, Page, PageRow, PageSize, SHARDS_MAX, ShardBacklog, StoredException, check_stream,
-    exception_repeated,
+    ABSENT_KEPT_MS, Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, CursorSave, Exception, ExceptionKind,
+    Guarded, Opening, OutboxStore, Page, PageRow, PageSize, Presence, SHARDS_MAX, ShardBacklog,
+    StoredException, check_stream, exception_repeated,
 };
 pub use outbox_desk::{
     DeskChange, DeskEntry, DeskQuery, DeskRequest, DeskRow, Hold, KeptRow, KeptState, NOTE_BYTES_MAX,

@@ -7,7 +7,7 @@ use super::{Capabilities, Due, Measured, OutboxDesk, OutboxRow, Partitions, Rota
 use crate::claim::Nonce;
 use crate::error::{ErrorKind, StoreError};
 use crate::host::Timestamp;
-use crate::relay::{Cursor, LogCopy, OwnedShard, ShardId, ShardLease};
+use crate::relay::{Cursor, LogCopy, OwnedShard, Roster, ShardId, ShardLease};
 
 /// A wish to own free shards of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,8 +20,24 @@ pub struct Acquire {
     pub owner: String,
     /// 128 random bits, fresh for every wish; the same ones when a wish is repeated because its answer was lost.
     pub nonce: Nonce,
+    /// The relay that wishes, as it says that it lives ([`OutboxStore::attend`]): by it a [`Roster`] tells who holds what.
+    /// Nothing is guarded by it.
+    pub relay: Nonce,
     /// How long a dead owner blocks its shards.
     pub lease_ms: i64,
+}
+
+/// A relay's word that it lives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Presence {
+    /// The stream that it relays.
+    pub stream: String,
+    /// 128 random bits, fresh for every relay that begins.
+    pub relay: Nonce,
+    /// A name for people. Never compared.
+    pub owner: String,
+    /// How long the word holds.
+    pub ms: i64,
 }
 
 /// The answer to a write or read that only the current owner may do.
@@ -220,6 +236,8 @@ pub struct Backlog {
 
 /// Rows that [`OutboxStore::backlog`] counts at most per shard.
 pub const BACKLOG_ROWS_COUNTED_MAX: u64 = 10_000;
+/// How long the word of a relay that is gone stays in the store after its end.
+pub const ABSENT_KEPT_MS: i64 = 60_000;
 /// Shards of one stream at most.
 pub const SHARDS_MAX: u16 = 256;
 
@@ -267,6 +285,16 @@ pub trait OutboxStore: Send + Sync + 'static {
 
     /// Gives shards back, so that others need not wait. Leases already lost are passed over.
     async fn release(&self, leases: &[ShardLease]) -> Result<(), StoreError>;
+
+    /// Says that a relay lives, from now on for so long. Words about its stream that ended long ago are removed.
+    async fn attend(&self, presence: &Presence) -> Result<(), StoreError>;
+
+    /// Takes that word back: the relay stops, and the others need not wait for its end.
+    async fn leave(&self, stream: &str, relay: Nonce) -> Result<(), StoreError>;
+
+    /// Which relays live by the store's time, and who holds which shard: what [`Balance`](crate::relay::Balance) decides on.
+    /// Writes nothing.
+    async fn roster(&self, stream: &str) -> Result<Roster, StoreError>;
 
     /// The cursor as saved. Never [`Guarded::Reload`].
     async fn load(&self, lease: &ShardLease) -> Result<Guarded<Cursor>, StoreError>;

@@ -303,6 +303,35 @@ async fn a_relay_that_sleeps_past_its_lease_and_one_that_is_killed_double_nothin
     w.audit(&BTreeSet::new());
 }
 
+/// A shard changes hands between two that live: the next owner reads back how far the log has got and goes on behind it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_that_is_given_to_a_relay_that_joined_goes_on_in_the_log() {
+    let mut w = World::new(true).await;
+    let config = RelayConfig {
+        shards: 2,
+        ..settings()
+    };
+    w.write(100).await;
+    let first = start(&w.store, w.log(), config.clone());
+    until("it owns both", async || first.handle.stats().shards.len() == 2).await;
+    let second = start(&w.store, w.log(), config);
+    until("each owns one while events flow", async || {
+        w.write(10).await;
+        [&first, &second].map(|it| it.handle.stats().shards.len()) == [1, 1]
+    })
+    .await;
+    w.write(100).await;
+    until("nothing is left", async || {
+        let backlog = w.store.outbox().backlog().await.unwrap();
+        backlog.shards.iter().all(|shard| shard.rows == 0)
+    })
+    .await;
+    for started in [first, second] {
+        started.stop().await.unwrap();
+    }
+    w.audit(&BTreeSet::new());
+}
+
 /// Rule O7: the refused event and those behind it are in the exceptions, everything else is in the topic, once.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_that_the_broker_refuses_is_set_aside_with_its_key() {

@@ -72,6 +72,7 @@ CREATE TABLE IF NOT EXISTS semel_outbox_shard (
   slot_last     SMALLINT NOT NULL,
   epoch         BIGINT NOT NULL DEFAULT 0,
   nonce         VARBINARY(16),
+  relay         VARBINARY(16), -- who took it last, as in semel_outbox_relay: for sharing, nothing is guarded by it
   owner         VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL DEFAULT '',
   until_us      BIGINT NOT NULL DEFAULT 0,
   prev_mark     MEDIUMTEXT CHARACTER SET ascii COLLATE ascii_bin NOT NULL, -- '0': the first batch holds every row
@@ -91,6 +92,15 @@ CREATE TABLE IF NOT EXISTS semel_outbox_shard (
   noted_us      BIGINT,
   PRIMARY KEY (stream, shard)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
+
+-- Relays that say that they live, each until then: by it they share the shards.
+CREATE TABLE IF NOT EXISTS semel_outbox_relay (
+  stream   VARCHAR(249) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+  relay    VARBINARY(16) NOT NULL, -- random bits, drawn when it began
+  owner    VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  until_us BIGINT NOT NULL,
+  PRIMARY KEY (stream, relay)
+) ENGINE = InnoDB;
 
 -- Streams that are to have another number of shards. All shards are run up to the mark, which is a union of theirs: no batch
 -- opens beyond it while it holds, and when all are there the map is replaced.

@@ -14,6 +14,7 @@ pub(crate) mod outbox_look;
 mod outbox_mark;
 mod outbox_open;
 mod outbox_page;
+mod outbox_relays;
 mod outbox_reshard;
 mod outbox_rows;
 mod outbox_standing;

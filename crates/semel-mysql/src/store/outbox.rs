@@ -19,13 +19,13 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use semel_core::relay::{Cursor, OwnedShard, ShardLease, Slots};
+use semel_core::relay::{Cursor, OwnedShard, Roster, ShardLease, Slots};
 use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, KeyStore, Measured,
-    Opening, OutboxDesk, OutboxStore, Page, PageSize, ShardBacklog, StoredException, StreamLimit,
+    Opening, OutboxDesk, OutboxStore, Page, PageSize, Presence, ShardBacklog, StoredException, StreamLimit,
     check_stream, exception_repeated,
 };
-use semel_core::{ErrorKind, StoreError, Timestamp};
+use semel_core::{ErrorKind, Nonce, StoreError, Timestamp};
 use sqlx::{AssertSqlSafe, Row as _, Transaction};
 
 use super::key_rows::NOW;
@@ -135,12 +135,13 @@ impl OutboxStore for Mysql {
             let takeovers = found.takeovers.next(&found.cursor, found.nonce.is_none());
             let epoch = found.epoch + 1;
             let sql = format!(
-                "UPDATE semel_outbox_shard SET epoch = ?, nonce = ?, owner = ?, until_us = {NOW} + ? * 1000,
+                "UPDATE semel_outbox_shard SET epoch = ?, nonce = ?, relay = ?, owner = ?, until_us = {NOW} + ? * 1000,
                    takeovers = ?, seen_batch_no = ?, seen_last_id = ? WHERE stream = ? AND shard = ?"
             );
             sqlx::query(AssertSqlSafe(sql))
                 .bind(epoch)
                 .bind(&wish.nonce.0[..])
+                .bind(&wish.relay.0[..])
                 .bind(&wish.owner)
                 .bind(wish.lease_ms)
                 .bind(takeovers.count)
@@ -193,6 +194,18 @@ impl OutboxStore for Mysql {
     async fn release(&self, leases: &[ShardLease]) -> Result<(), StoreError> {
         let set = "until_us = 0, nonce = NULL, owner = ''";
         self.set_until(set, leases, "release").await.map(|_| ())
+    }
+
+    async fn attend(&self, presence: &Presence) -> Result<(), StoreError> {
+        self.note_presence(presence).await
+    }
+
+    async fn leave(&self, stream: &str, relay: Nonce) -> Result<(), StoreError> {
+        self.drop_presence(stream, relay).await
+    }
+
+    async fn roster(&self, stream: &str) -> Result<Roster, StoreError> {
+        self.read_roster(stream).await
     }
 
     async fn load(&self, lease: &ShardLease) -> Result<Guarded<Cursor>, StoreError> {
@@ -590,7 +603,6 @@ impl Mysql {
 
 #[cfg(test)]
 mod tests {
-    use semel_core::Nonce;
     use semel_core::relay::Mark;
 
     use super::*;

@@ -112,6 +112,7 @@ async fn set_aside_and_ask(store: &dyn OutboxStore) {
         max: 1,
         owner: "parent".to_owned(),
         nonce,
+        relay: nonce,
         lease_ms: 60_000,
     };
     let mut owned = Vec::new();
@@ -230,10 +231,14 @@ fn dies_at_every_point(
     }
     let end = run().run();
     assert!(end.succeeded(), "{end:?}");
+    check_lines(&lines, &wanted);
+}
 
+/// Everything has arrived, and each key's events, first arrivals only, in order.
+fn check_lines(lines: &Path, wanted: &BTreeSet<String>) {
     let mut seen = BTreeSet::new();
     let mut last: BTreeMap<String, i64> = BTreeMap::new();
-    let text = std::fs::read_to_string(&lines).unwrap();
+    let text = std::fs::read_to_string(lines).unwrap();
     for line in text.lines() {
         let [row, key, id] = line.split(' ').collect::<Vec<_>>()[..] else {
             panic!("{line}")
@@ -247,7 +252,59 @@ fn dies_at_every_point(
             );
         }
     }
-    assert_eq!(seen, wanted);
+    assert_eq!(seen, *wanted);
+}
+
+/// Two share; one stands still past its lease, and the other has everything. When it goes on it finds out, and joins anew.
+#[test]
+fn a_relay_that_stands_still_past_its_lease_is_not_counted_and_joins_again() {
+    const TEST: &str = "crash::a_relay_that_stands_still_past_its_lease_is_not_counted_and_joins_again";
+    let share = |db: Postgres, lines: PathBuf| {
+        let mut config = config();
+        config.shards = 4;
+        start(Arc::new(db), Arc::new(Lines(lines)), config)
+    };
+    let open = async |url: &str| Postgres::connect(semel_postgres::Config::new(url)).await.unwrap();
+    if let Some(argument) = role("sharing") {
+        let (url, lines) = argument.split_once(' ').unwrap();
+        let ended = runtime().block_on(async { share(open(url).await, lines.into()).end().await });
+        return ended.unwrap();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let lines = dir.path().join("lines");
+    let url = servers::postgres().fresh_database();
+    runtime().block_on(async {
+        let db = open(&url).await;
+        db.migrate().await.unwrap();
+        let mut wanted = BTreeSet::new();
+        let mut write = async || {
+            let events: Vec<_> = (0..EVENTS).map(|n| event(&format!("k{}", n % 9), "x")).collect();
+            crate::postgres::write(&db, &events).await;
+            wanted.extend(events.iter().map(|event| event.id.to_string()));
+        };
+        let here = share(open(&url).await, lines.clone());
+        let held = || here.handle.stats().shards.len();
+        until("one owns all", async || held() == 4).await;
+        let argument = format!("{url} {}", lines.display());
+        let mut there = Run::test(TEST, "sharing", argument).start();
+        until("they share", async || held() == 2).await;
+        write().await;
+        there.process.pause();
+        write().await;
+        until("the one that goes on has all", async || held() == 4).await;
+        write().await;
+        there.process.resume();
+        until("they share again", async || held() == 2).await;
+        write().await;
+        until("all have arrived", async || {
+            let backlog = db.backlog().await.unwrap();
+            backlog.shards.iter().all(|shard| shard.rows == 0)
+        })
+        .await;
+        there.process.kill();
+        here.stop().await.unwrap();
+        check_lines(&lines, &wanted);
+    });
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod log;
 mod mysql;
 mod postgres;
 mod relay;
+mod sharing;
 mod trouble;
 mod troubled;
 mod webhook;

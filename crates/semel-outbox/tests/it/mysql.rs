@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::bed::{Receiver, To, clean_at_once, config, event, start, until};
 
-async fn connect(url: &str) -> Arc<Mysql> {
+pub(crate) async fn connect(url: &str) -> Arc<Mysql> {
     let mut config = Config::new(url);
     config.connections_max = 12;
     config.acquire_timeout = Duration::from_secs(5);

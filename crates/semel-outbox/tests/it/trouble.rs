@@ -63,7 +63,7 @@ async fn a_note_that_fails_is_tried_again_more_and_more_rarely() {
 #[tokio::test]
 async fn what_goes_on_beside_the_shards_begins_again_when_it_dies() {
     let (db, _dir) = sqlite().await;
-    let helpers = ["renew", "note", "clean", "move_due", "measure"];
+    let helpers = ["renew", "attend", "note", "clean", "move_due", "measure"];
     let store = Troubled::new(db.clone(), &helpers.map(|call| (call, Trouble::Panic)));
     let receiver = Receiver::new(ORDER);
     let mut config = config();
@@ -78,11 +78,22 @@ async fn what_goes_on_beside_the_shards_begins_again_when_it_dies() {
 
 #[tokio::test]
 async fn a_call_that_hangs_keeps_no_relay_from_stopping() {
-    for call in ["register_stream", "acquire", "release"] {
+    for call in [
+        "register_stream",
+        "attend",
+        "roster",
+        "acquire",
+        "release",
+        "leave",
+    ] {
         let (db, _dir) = sqlite().await;
         let store = Troubled::new(db, &[(call, Trouble::Hang)]);
         let relay = start(store.clone(), Arc::new(To(Receiver::new(ORDER))), config());
-        let reached = if call == "release" { "open_batch" } else { call };
+        let reached = if ["release", "leave"].contains(&call) {
+            "open_batch"
+        } else {
+            call
+        };
         until(reached, async || store.calls(reached) > 0).await;
         ends(relay.stop()).await.unwrap();
     }

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use semel_core::relay::{Cursor, DeskRefusal, OwnedShard, ShardLease};
+use semel_core::relay::{Cursor, DeskRefusal, OwnedShard, Roster, ShardLease};
 use semel_core::store::{
     Acquire, Backlog, Capabilities, CursorSave, DeskEntry, DeskQuery, DeskRequest, DeskRow, Due, Guarded,
-    KeptRow, Measured, Opening, OutboxDesk, Page, PageSize, RedriveSave, Replay, Replayed, Rescan, Standing,
-    StoredException, Taken,
+    KeptRow, Measured, Opening, OutboxDesk, Page, PageSize, Presence, RedriveSave, Replay, Replayed, Rescan,
+    Standing, StoredException, Taken,
 };
-use semel_core::{ErrorKind, OutboxStore, StoreError};
+use semel_core::{ErrorKind, Nonce, OutboxStore, StoreError};
 use semel_sqlite::Sqlite;
 
 #[derive(Debug, Clone, Copy)]
@@ -98,6 +98,21 @@ impl OutboxStore for Troubled {
     async fn release(&self, leases: &[ShardLease]) -> Result<(), StoreError> {
         self.meet("release").await?;
         OutboxStore::release(&*self.db, leases).await
+    }
+
+    async fn attend(&self, presence: &Presence) -> Result<(), StoreError> {
+        self.meet("attend").await?;
+        self.db.attend(presence).await
+    }
+
+    async fn leave(&self, stream: &str, relay: Nonce) -> Result<(), StoreError> {
+        self.meet("leave").await?;
+        self.db.leave(stream, relay).await
+    }
+
+    async fn roster(&self, stream: &str) -> Result<Roster, StoreError> {
+        self.meet("roster").await?;
+        self.db.roster(stream).await
     }
 
     async fn load(&self, lease: &ShardLease) -> Result<Guarded<Cursor>, StoreError> {

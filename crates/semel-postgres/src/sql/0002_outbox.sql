@@ -140,6 +140,7 @@ CREATE TABLE semel.outbox_shard (
   slot_last     integer NOT NULL,
   epoch         bigint NOT NULL DEFAULT 0,
   nonce         bytea,
+  relay         bytea, -- who took it last, as in outbox_relay: for sharing, nothing is guarded by it
   owner         text NOT NULL DEFAULT '',
   until         timestamptz NOT NULL DEFAULT '-infinity',
   prev          pg_snapshot NOT NULL DEFAULT '1:1:', -- nothing is visible in it: the first batch holds every row
@@ -157,6 +158,15 @@ CREATE TABLE semel.outbox_shard (
   note          text, -- what its owner said last: why it sends nothing
   noted_at      timestamptz,
   PRIMARY KEY (stream, shard)
+) WITH (fillfactor = 50);
+
+-- Relays that say that they live, each until then: by it they share the shards.
+CREATE TABLE semel.outbox_relay (
+  stream text COLLATE "C" NOT NULL,
+  relay  bytea NOT NULL, -- random bits, drawn when it began
+  owner  text NOT NULL,
+  until  timestamptz NOT NULL,
+  PRIMARY KEY (stream, relay)
 ) WITH (fillfactor = 50);
 
 -- Streams that are to have another number of shards: every shard is run up to the mark, then the map is replaced.

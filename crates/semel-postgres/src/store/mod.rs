@@ -15,6 +15,7 @@ mod outbox_limit;
 mod outbox_open;
 mod outbox_partitions;
 mod outbox_reading;
+mod outbox_relays;
 mod outbox_reshard;
 mod outbox_rows;
 mod outbox_standing;

@@ -20,13 +20,13 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use semel_core::relay::{Cursor, Mark, OwnedShard, ShardLease, Slots};
+use semel_core::relay::{Cursor, Mark, OwnedShard, Roster, ShardLease, Slots};
 use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Measured, Opening,
-    OutboxDesk, OutboxStore, Page, PageSize, Partitions, RESHARD_REST_MS, Rotation, ShardBacklog,
+    OutboxDesk, OutboxStore, Page, PageSize, Partitions, Presence, RESHARD_REST_MS, Rotation, ShardBacklog,
     StoredException, StreamLimit, check_stream, exception_repeated,
 };
-use semel_core::{ErrorKind, StoreError};
+use semel_core::{ErrorKind, Nonce, StoreError};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
@@ -135,7 +135,7 @@ impl OutboxStore for Postgres {
         let sql = format!(
             "WITH free AS (SELECT stream, shard FROM semel.outbox_shard WHERE {free}
                ORDER BY shard LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED)
-             UPDATE semel.outbox_shard s SET epoch = s.epoch + 1, nonce = $2, owner = $4,
+             UPDATE semel.outbox_shard s SET epoch = s.epoch + 1, nonce = $2, relay = $6, owner = $4,
                until = clock_timestamp() + $5::float8 * interval '1 ms',
                takeovers = CASE WHEN s.nonce = $2 THEN s.takeovers
                  WHEN s.nonce IS NULL OR s.open IS NULL THEN 0
@@ -150,6 +150,7 @@ impl OutboxStore for Postgres {
             .bind(i64::from(wish.max))
             .bind(&wish.owner)
             .bind(wish.lease_ms as f64)
+            .bind(&wish.relay.0[..])
             .fetch_all(&mut *tx)
             .await
             .map_err(failed)?;
@@ -204,6 +205,18 @@ impl OutboxStore for Postgres {
     async fn release(&self, leases: &[ShardLease]) -> Result<(), StoreError> {
         let set = "until = '-infinity', nonce = NULL, owner = ''";
         self.set_until(set, leases, 0, "release").await.map(|_| ())
+    }
+
+    async fn attend(&self, presence: &Presence) -> Result<(), StoreError> {
+        self.note_presence(presence).await
+    }
+
+    async fn leave(&self, stream: &str, relay: Nonce) -> Result<(), StoreError> {
+        self.drop_presence(stream, relay).await
+    }
+
+    async fn roster(&self, stream: &str) -> Result<Roster, StoreError> {
+        self.read_roster(stream).await
     }
 
     async fn load(&self, lease: &ShardLease) -> Result<Guarded<Cursor>, StoreError> {

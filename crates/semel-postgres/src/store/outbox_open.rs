@@ -191,6 +191,7 @@ mod tests {
             max: 1,
             owner: "test".to_owned(),
             nonce: Nonce::random(),
+            relay: Nonce::random(),
             lease_ms: 60_000,
         };
         let owned = db.acquire(&wish).await.unwrap().pop().unwrap();

@@ -55,6 +55,7 @@ CREATE TABLE semel_outbox_shard (
   slot_last     INTEGER NOT NULL,
   epoch         INTEGER NOT NULL DEFAULT 0,
   nonce         BLOB,
+  relay         BLOB, -- who took it last, as in semel_outbox_relay: for sharing, nothing is guarded by it
   owner         TEXT NOT NULL DEFAULT '',
   until         INTEGER NOT NULL DEFAULT 0,
   prev          INTEGER NOT NULL DEFAULT 0,
@@ -72,6 +73,15 @@ CREATE TABLE semel_outbox_shard (
   note          TEXT, -- what its owner said last: why it sends nothing
   noted_at      INTEGER,
   PRIMARY KEY (stream, shard)
+) STRICT, WITHOUT ROWID;
+
+-- Relays that say that they live, each until then: by it they share the shards.
+CREATE TABLE semel_outbox_relay (
+  stream TEXT NOT NULL,
+  relay  BLOB NOT NULL, -- random bits, drawn when it began
+  owner  TEXT NOT NULL,
+  until  INTEGER NOT NULL,
+  PRIMARY KEY (stream, relay)
 ) STRICT, WITHOUT ROWID;
 
 -- Streams that are to have another number of shards: every shard is run up to the mark, then the map is replaced.

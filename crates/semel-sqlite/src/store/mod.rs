@@ -11,6 +11,7 @@ mod outbox_desk;
 mod outbox_due;
 mod outbox_limit;
 mod outbox_page;
+mod outbox_relays;
 mod outbox_reshard;
 mod outbox_rows;
 mod saga;

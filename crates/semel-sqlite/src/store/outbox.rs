@@ -16,11 +16,11 @@ use std::fmt::Write as _;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use semel_core::relay::{Cursor, OwnedShard, ShardLease, Slots};
+use semel_core::relay::{Cursor, OwnedShard, Roster, ShardLease, Slots};
 use semel_core::store::{
     Acquire, BACKLOG_ROWS_COUNTED_MAX, Backlog, Capabilities, CursorSave, Due, Guarded, Measured, Opening,
-    OutboxDesk, OutboxStore, Page, PageSize, RESHARD_REST_MS, ShardBacklog, StoredException, StreamLimit,
-    check_stream, exception_repeated,
+    OutboxDesk, OutboxStore, Page, PageSize, Presence, RESHARD_REST_MS, ShardBacklog, StoredException,
+    StreamLimit, check_stream, exception_repeated,
 };
 use semel_core::{ErrorKind, Nonce, StoreError, Timestamp};
 use sqlx::sqlite::SqliteRow;
@@ -113,7 +113,7 @@ impl OutboxStore for Sqlite {
             let epoch = found.epoch + 1;
             sqlx::query(
                 "UPDATE semel_outbox_shard SET epoch = ?3, nonce = ?4, owner = ?5, until = ?6, takeovers = ?7,
-                 seen_batch_no = ?8, seen_last_id = ?9 WHERE stream = ?1 AND shard = ?2",
+                 seen_batch_no = ?8, seen_last_id = ?9, relay = ?10 WHERE stream = ?1 AND shard = ?2",
             )
             .bind(&found.id.stream)
             .bind(found.id.index)
@@ -124,6 +124,7 @@ impl OutboxStore for Sqlite {
             .bind(takeovers.count)
             .bind(takeovers.batch_no)
             .bind(takeovers.last_id)
+            .bind(&wish.relay.0[..])
             .execute(&mut *tx)
             .await
             .map_err(failed)?;
@@ -168,6 +169,18 @@ impl OutboxStore for Sqlite {
 
     async fn release(&self, leases: &[ShardLease]) -> Result<(), StoreError> {
         self.set_until(leases, 0, false, "release").await.map(|_| ())
+    }
+
+    async fn attend(&self, presence: &Presence) -> Result<(), StoreError> {
+        self.note_presence(presence).await
+    }
+
+    async fn leave(&self, stream: &str, relay: Nonce) -> Result<(), StoreError> {
+        self.drop_presence(stream, relay).await
+    }
+
+    async fn roster(&self, stream: &str) -> Result<Roster, StoreError> {
+        self.read_roster(stream).await
     }
 
     async fn load(&self, lease: &ShardLease) -> Result<Guarded<Cursor>, StoreError> {

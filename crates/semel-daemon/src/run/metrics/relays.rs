@@ -42,6 +42,11 @@ const COUNTERS: &[CounterOf] = &[
         stats.acquired
     }),
     (
+        "relay_shards_given",
+        "Shards given up because another relay held too few",
+        |stats| stats.given,
+    ),
+    (
         "relay_shards_lost",
         "Shards that another process took over",
         |stats| stats.lost,

@@ -21,7 +21,7 @@ use crate::keys::Lent;
 
 /// Everything that an outbox holds, but for the row that says whose table it is.
 const EMPTY: &str = "DELETE FROM semel_outbox WHERE id NOT IN (SELECT row_id FROM semel_outbox_home);
-  DELETE FROM semel_outbox_shard; DELETE FROM semel_outbox_delayed; DELETE FROM semel_outbox_exception;
+  DELETE FROM semel_outbox_shard; DELETE FROM semel_outbox_relay; DELETE FROM semel_outbox_delayed; DELETE FROM semel_outbox_exception;
   DELETE FROM semel_outbox_desk_log; DELETE FROM semel_outbox_reshard; DELETE FROM semel_outbox_limit;
   DROP TRIGGER IF EXISTS semel_outbox_in_limits; DROP TRIGGER IF EXISTS semel_outbox_delayed_in_limits";
 
@@ -46,6 +46,7 @@ fn over(db: &Mysql) -> World {
         async move {
             for sql in [
                 "UPDATE semel_outbox_shard SET until_us = until_us - ? * 1000",
+                "UPDATE semel_outbox_relay SET until_us = until_us - ? * 1000",
                 "UPDATE semel_outbox_delayed SET due_us = due_us - ? * 1000",
                 "UPDATE semel_outbox_reshard SET hold_until_us = hold_until_us - ? * 1000",
                 "UPDATE semel_outbox_limit SET oldest_us = oldest_us - ? * 1000",

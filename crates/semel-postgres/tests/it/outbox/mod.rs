@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use crate::keys::Lent;
 
-const EMPTY: &str = "TRUNCATE semel.outbox, semel.outbox_delayed, semel.outbox_reshard, semel.outbox_shard,
+const EMPTY: &str = "TRUNCATE semel.outbox, semel.outbox_delayed, semel.outbox_reshard, semel.outbox_shard, semel.outbox_relay,
      semel.outbox_exception, semel.outbox_desk_log, semel.outbox_limit,
      semel.outbox_limit_count; SELECT semel.outbox_limits_apply()";
 
@@ -54,6 +54,7 @@ fn world_of(lent: Lent, db: &Postgres, direct: &Postgres) -> (World, Lent) {
         async move {
             for sql in [
                 "UPDATE semel.outbox_shard SET until = until - $1 * interval '1 ms'",
+                "UPDATE semel.outbox_relay SET until = until - $1 * interval '1 ms'",
                 "UPDATE semel.outbox_delayed SET due = due - $1 * interval '1 ms'",
                 "UPDATE semel.outbox_limit SET measured_at = measured_at - $1 * interval '1 ms',
                    oldest_at = oldest_at - $1 * interval '1 ms'",
@@ -157,6 +158,7 @@ async fn own(db: &Postgres) -> OwnedShard {
         max: 1,
         owner: "test".to_owned(),
         nonce,
+        relay: nonce,
         lease_ms: 60_000,
     };
     db.acquire(&wish).await.unwrap().pop().unwrap()

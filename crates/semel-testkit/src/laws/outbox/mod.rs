@@ -6,6 +6,7 @@ mod desk;
 mod exceptions;
 mod limits;
 mod owners;
+mod relays;
 mod reshard;
 mod rows;
 mod world;
@@ -17,6 +18,7 @@ pub use desk::*;
 pub use exceptions::*;
 pub use limits::*;
 pub use owners::*;
+pub use relays::*;
 pub use reshard::*;
 pub use rows::*;
 pub use world::{PAGE, Reader, World, Writer, event, memory};
@@ -48,6 +50,8 @@ macro_rules! outbox_laws {
             a_key_keeps_its_order_when_a_transaction_begins_early_and_writes_late
             a_half_settled_batch_is_finished_under_its_own_mark
             writers_at_once_lose_nothing_and_keep_the_order_of_each_key
+            a_relay_lives_for_as_long_as_it_says
+            a_roster_tells_who_holds_which_shard
             a_shard_has_one_owner
             a_released_shard_is_free_at_once
             a_lease_that_ended_and_nobody_took_is_prolonged

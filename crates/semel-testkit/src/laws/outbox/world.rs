@@ -114,6 +114,7 @@ impl World {
             max: 100,
             owner: "law".to_owned(),
             nonce: Nonce(random_16()),
+            relay: Nonce(random_16()),
             lease_ms: LEASE_MS,
         }
     }
