@@ -71,6 +71,17 @@ impl ErrorKind {
     }
 }
 
+/// What an error says of the store, apart from what became of the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// What its kind says.
+    AsItsKind,
+    /// The connection to it broke.
+    Away,
+    /// It is there and has no room.
+    Full,
+}
+
 /// An operation on a store or broker failed. The source is kept, never repeated in the message.
 ///
 /// Cheap to clone: when a whole batch fails, each of its items gets the same error.
@@ -79,7 +90,7 @@ pub struct StoreError {
     kind: ErrorKind,
     operation: &'static str,
     code: Option<&'static str>,
-    turned_away: bool,
+    standing: Standing,
     message: Cow<'static, str>,
     source: Option<Arc<dyn Error + Send + Sync>>,
 }
@@ -92,7 +103,7 @@ impl StoreError {
             kind,
             operation,
             code: None,
-            turned_away: false,
+            standing: Standing::AsItsKind,
             message: message.into(),
             source: None,
         }
@@ -112,10 +123,17 @@ impl StoreError {
         self
     }
 
-    /// The same error, made by what stands in front of the store: a batcher that is full or closed.
+    /// The same error, met because the connection to the store broke: it is away.
     #[must_use]
-    pub const fn turned_away(mut self) -> Self {
-        self.turned_away = true;
+    pub const fn away(mut self) -> Self {
+        self.standing = Standing::Away;
+        self
+    }
+
+    /// The same error, because the store has no room for what was to be written. It is there, and reads.
+    #[must_use]
+    pub const fn full(mut self) -> Self {
+        self.standing = Standing::Full;
         self
     }
 
@@ -137,15 +155,22 @@ impl StoreError {
         self.kind.retry()
     }
 
-    /// Whether the store is away, so that a policy which passes outages may pass this. A store that answers is not, nor
-    /// is one behind something that turns calls away: somebody may be running the key there.
+    /// Whether the store is away, so that a policy which passes outages may pass this. A store that answers is not,
+    /// whatever keeps it from doing what was asked (no room, a lock, others at the same key), nor is one behind something
+    /// that turns calls away: somebody may be running the key there.
     #[must_use]
-    pub fn is_outage(&self) -> bool {
-        match self.kind {
-            ErrorKind::Unavailable | ErrorKind::ReplyLost => true,
-            ErrorKind::NotApplied => !self.turned_away,
-            _ => false,
+    pub const fn is_outage(&self) -> bool {
+        match self.standing {
+            Standing::Away => true,
+            Standing::Full => false,
+            Standing::AsItsKind => matches!(self.kind, ErrorKind::Unavailable | ErrorKind::ReplyLost),
         }
+    }
+
+    /// Whether the store has no room for what was to be written: what needs none is still answered.
+    #[must_use]
+    pub const fn is_full(&self) -> bool {
+        matches!(self.standing, Standing::Full)
     }
 }
 

@@ -191,6 +191,7 @@ impl Builder<Scoped> {
             waiters: Default::default(),
             latency: Default::default(),
             running: Default::default(),
+            behind: Default::default(),
             quiet: Default::default(),
         };
         let base = Shared::new(Arc::new(common), config);

@@ -144,6 +144,16 @@ pub struct Config {
     /// How long an outcome that could not be stored is tried again, after its answer was sent. Default 50 ms growing
     /// to 5 s, for 10 minutes.
     pub completion_retry: RetryPolicy,
+    /// Withdrawals and outcomes that wait for a store that gives no answer, after their requests were answered. From so
+    /// many on no more claims are sent, for each may leave another one behind: the store counts as away until some have ended.
+    /// Those of requests that run already still come on top, at most `running_max`. Default 4 096.
+    pub behind_max: usize,
+    /// Bytes of the outcomes among them. Of one that goes beyond it only what came of it is kept: a retry is told "done, answer not
+    /// kept". Default 64 MiB.
+    pub behind_bytes_max: usize,
+    /// Milliseconds that the client of a streamed answer may take nothing of it, while more is there to be sent. Then its
+    /// stream is broken off, and the run goes on as if it had left. Default 75 000.
+    pub client_idle_ms: u64,
     /// What each status means. See [`StatusPolicy`].
     pub status: StatusPolicy,
     /// The strength told to callers. Default guarded.
@@ -186,6 +196,9 @@ impl Default for Config {
                 total_ms_max: 600_000,
                 ..RetryPolicy::default()
             },
+            behind_max: 4_096,
+            behind_bytes_max: 64 << 20,
+            client_idle_ms: 75_000,
             status: StatusPolicy::default(),
             guarantee: Guarantee::Guarded,
         }
@@ -234,6 +247,8 @@ impl Config {
             help,
         )?;
         limits::check("body_idle_ms", "ms", self.body_idle_ms, 1, u64::MAX, help)?;
+        limits::check("client_idle_ms", "ms", self.client_idle_ms, 1, u64::MAX, help)?;
+        limits::check("behind_max", "calls", self.behind_max as u64, 1, 1 << 20, help)?;
         limits::check("run_ms_max", "ms", self.run_ms_max, 1, u64::MAX, help)?;
         // A store that is given longer could take in a claim when it has forgotten the withdrawal of that claim, and
         // the key would be held by nobody.

@@ -76,6 +76,7 @@
 //!
 //! [`Key::child`]: semel_core::Key::child
 
+mod behind;
 mod body;
 mod builder;
 mod collect;

@@ -15,6 +15,7 @@ use semel_core::{Key, KeyStore, OwnerLost, Timestamp};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use crate::behind::Behind;
 use crate::body::Body;
 use crate::config::Config;
 use crate::headers::{SEMEL_GUARANTEE, SEMEL_NO_STORE, SEMEL_OUTCOME, SEMEL_RETAINED_UNTIL};
@@ -46,6 +47,8 @@ pub(crate) struct Common {
     pub(crate) waiters: Arc<Waiters>,
     pub(crate) latency: Latency,
     pub(crate) running: AtomicUsize,
+    /// What waits for the store behind answers.
+    pub(crate) behind: Behind,
     /// Whether a failure of the store is logged.
     pub(crate) quiet: Quiet,
 }

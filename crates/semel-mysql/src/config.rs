@@ -17,8 +17,9 @@ pub struct Config {
     pub key_connections_max: u32,
     /// How long to wait for a free connection. Default 10 s.
     pub acquire_timeout: Duration,
-    /// How long a claim, complete, extend or release of keys waits for a row that another transaction holds. Whole
-    /// seconds, 1 s to [`LOCK_WAIT_MAX`]; the server counts in seconds. Default 5 s.
+    /// How long a claim, complete, extend or release of keys waits for a row that another transaction holds: with it wait its
+    /// neighbours in the batch and behind it. A claim is told `Busy` then, and who waits for its outcome asks again. Whole
+    /// seconds, 1 s to [`LOCK_WAIT_MAX`]; the server counts in seconds. Default 1 s.
     pub lock_wait: Duration,
     /// Go on with a server that acknowledges commits before they are durable, with a warning: then what a reply says
     /// was done can be forgotten by a crash of the server, and done again. Default false: such a server is refused.
@@ -34,7 +35,7 @@ impl Config {
             connections_max: 8,
             key_connections_max: 4,
             acquire_timeout: Duration::from_secs(10),
-            lock_wait: Duration::from_secs(5),
+            lock_wait: Duration::from_secs(1),
             accept_lossy_server: false,
         }
     }

@@ -46,7 +46,6 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
         );
         return StoreError::new(ErrorKind::NotApplied, operation, text)
             .with_code(BACKLOG_FULL)
-            .turned_away()
             .with_source(error);
     }
     if words.starts_with(STREAM_UNKNOWN) {
@@ -74,7 +73,18 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
             ),
         },
     };
-    StoreError::new(kind, operation, message).with_source(error)
+    let found = StoreError::new(kind, operation, message);
+    let found = match number(&error) {
+        Some(number) if is_full(number) => found.full(),
+        None if kind == ErrorKind::NotApplied => found.away(),
+        _ => found,
+    };
+    found.with_source(error)
+}
+
+/// Whether the server says that it has no room: its disk, a table, or its memory.
+const fn is_full(number: u16) -> bool {
+    matches!(number, 1021 | 1037 | 1038 | 1041 | 1114)
 }
 
 /// What the server's refusal means. Where it is not known that the same statement can never go through, it may: a relay
@@ -86,7 +96,7 @@ const fn refused(number: u16) -> (ErrorKind, &'static str) {
             ErrorKind::NotApplied,
             "another transaction was in the way; repeat the whole transaction",
         ),
-        1021 | 1037 | 1038 | 1041 | 1114 => (
+        _ if is_full(number) => (
             ErrorKind::NotApplied,
             "the server is out of disk or memory; nothing was written",
         ),
@@ -215,7 +225,13 @@ pub fn commit_failed(operation: &'static str, error: sqlx::Error) -> StoreError 
 }
 
 pub(crate) fn lost(operation: &'static str, message: &'static str, error: sqlx::Error) -> StoreError {
-    StoreError::new(ErrorKind::ReplyLost, operation, message).with_source(error)
+    let lost = StoreError::new(ErrorKind::ReplyLost, operation, message);
+    let lost = if number(&error).is_some_and(is_full) {
+        lost.full()
+    } else {
+        lost
+    };
+    lost.with_source(error)
 }
 
 #[cfg(test)]

@@ -23,11 +23,15 @@ pub struct Config {
     /// How long to wait for a free connection. Default 10 s.
     pub acquire_timeout: Duration,
     /// How long a statement for keys, cursors or sagas may go without an answer before its connection is given up, because nobody may
-    /// be at its other end any more. Longer than [`Config::lock_wait`]. What was asked counts as unknown then. Default 60 s.
+    /// be at its other end any more. Longer than [`Config::lock_wait`] and [`Config::key_lock_wait`]. What was asked counts
+    /// as unknown then. Default 60 s.
     pub answer_timeout: Duration,
-    /// How long a claim, complete, extend or release of keys, and a write of sagas, waits for a row that another
-    /// transaction holds. Default 5 s.
+    /// How long a write of sagas waits for a row that another transaction holds. Default 5 s.
     pub lock_wait: Duration,
+    /// How long a claim, complete, extend or release of keys waits for a row that another transaction holds: with it wait its
+    /// neighbours in the batch and behind it. A claim is told `Busy` then, and who waits for its outcome asks again. Default
+    /// 200 ms.
+    pub key_lock_wait: Duration,
     /// How long writers and relays may wait at most behind a cleaner that waits for its lock on a partition of the outbox,
     /// or on the outbox. Default 100 ms.
     pub partition_lock_wait: Duration,
@@ -45,6 +49,7 @@ impl Config {
             acquire_timeout: Duration::from_secs(10),
             answer_timeout: Duration::from_secs(60),
             lock_wait: Duration::from_secs(5),
+            key_lock_wait: Duration::from_millis(200),
             partition_lock_wait: Duration::from_millis(100),
         }
     }

@@ -23,7 +23,9 @@ pub struct Postgres {
     /// For Semel's own statements about keys, leases, cursors and batches. Of their own, so that an owner's `extend`, `complete` or
     /// renewal never waits behind transactions that use up the pool, waiting for that very owner perhaps (rule K6).
     pub(crate) own: Gate,
+    /// Of keys.
     pub(crate) lock_wait: Duration,
+    pub(crate) saga_lock_wait: Duration,
     pub(crate) partition_lock_wait: Duration,
     pub(crate) drops: Drops,
     pub(crate) clean_places: CleanPlaces,
@@ -112,7 +114,8 @@ impl Postgres {
                 pooler,
                 Some(config.answer_timeout),
             ),
-            lock_wait: config.lock_wait,
+            lock_wait: config.key_lock_wait,
+            saga_lock_wait: config.lock_wait,
             partition_lock_wait: config.partition_lock_wait,
             drops: Drops::default(),
             clean_places: CleanPlaces::default(),

@@ -22,7 +22,6 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
     if state.as_deref() == Some("SM260") {
         return StoreError::new(ErrorKind::NotApplied, operation, refusal(&error))
             .with_code(BACKLOG_FULL)
-            .turned_away()
             .with_source(error);
     }
     if state.as_deref() == Some("SM261") {
@@ -48,7 +47,19 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
             ),
         },
     };
-    StoreError::new(kind, operation, message).with_source(error)
+    let found = StoreError::new(kind, operation, message);
+    let found = match state.as_deref() {
+        Some(state) if is_full(state) => found.full(),
+        Some(state) if state.starts_with("08") && kind == ErrorKind::NotApplied => found.away(),
+        None if kind == ErrorKind::NotApplied => found.away(),
+        _ => found,
+    };
+    found.with_source(error)
+}
+
+/// Whether the server says that it has no room: its disk is full, or its memory.
+fn is_full(state: &str) -> bool {
+    matches!(state, "53100" | "53200")
 }
 
 /// What the server's refusal means. Where it is not known that the same statement can never go through, it may: a relay
@@ -69,7 +80,7 @@ fn refused(state: &str, words: &str) -> (ErrorKind, &'static str) {
             "the server ended the transaction, which took longer than it allows; raise \
              idle_in_transaction_session_timeout or transaction_timeout, or look what held it up",
         ),
-        "53100" | "53200" => (
+        _ if is_full(state) => (
             ErrorKind::NotApplied,
             "the server is out of disk or memory; nothing was written",
         ),
@@ -233,12 +244,11 @@ pub fn commit_failed(operation: &'static str, error: sqlx::Error) -> StoreError 
         Some(code) if refuses_data(code) || code.starts_with("40") => return classify(operation, error),
         Some(_) => {}
     }
-    StoreError::new(
-        ErrorKind::ReplyLost,
-        operation,
-        "the commit's answer is missing: look before repeating",
-    )
-    .with_source(error)
+    let text = "the commit's answer is missing: look before repeating";
+    let lost = StoreError::new(ErrorKind::ReplyLost, operation, text);
+    let full = state.as_deref().is_some_and(is_full);
+    let lost = if full { lost.full() } else { lost };
+    lost.with_source(error)
 }
 
 #[cfg(test)]

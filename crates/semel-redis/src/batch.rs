@@ -45,6 +45,9 @@ pub(crate) struct Transition<T, R> {
     /// The reply to an item that the script carried out, with its number (of a claim the token), and the record now, where
     /// that is known.
     pub(crate) done: fn(&T, i64, Timestamp) -> (Option<Record>, R),
+    /// Whether this reply promises that something is stored, so that enough replicas must have it. One that only tells what
+    /// the record says promises nothing.
+    pub(crate) promises: fn(&R) -> bool,
     /// The reply with the token drawn.
     pub(crate) granted: fn(R, Token) -> R,
     /// Whether those who wait for the end of the run go on waiting after it.
@@ -95,7 +98,9 @@ const SWAP_IN: Ask = Ask {
 /// What a script says about one item.
 enum Answer {
     Done(i64),
-    Saw(Option<Bytes>),
+    /// The record; and, where too few replicas have confirmed what stands on this node, the error of whoever would be
+    /// promised something by it.
+    Saw(Option<Bytes>, Option<Box<StoreError>>),
 }
 
 type Answers = Vec<Result<(Answer, Timestamp), StoreError>>;
@@ -123,6 +128,12 @@ trait Named {
 impl<T> Named for Item<'_, T> {
     fn record(&self) -> &[u8] {
         &self.record
+    }
+}
+
+impl Named for &[u8] {
+    fn record(&self) -> &[u8] {
+        self
     }
 }
 
@@ -211,20 +222,23 @@ impl Redis {
                     }
                     replies[item.index] = Some(Ok(reply));
                 }
-                Ok((Answer::Saw(raw), now)) => pending.push((item, raw, now)),
+                Ok((Answer::Saw(raw, short), now)) => pending.push((item, raw, short, now)),
                 Err(error) => replies[item.index] = Some(Err(error)),
             }
         }
         for _ in 0..TRIES_MAX {
             let mut swaps = Vec::new();
-            for (item, raw, now) in std::mem::take(&mut pending) {
-                match decide(item.item, raw, now, transition) {
-                    Ok((record, reply, None)) => {
+            for (item, raw, short, now) in std::mem::take(&mut pending) {
+                match (decide(item.item, raw, now, transition), short) {
+                    (Ok((_, reply, None)), Some(short)) if (transition.promises)(&reply) => {
+                        replies[item.index] = Some(Err(*short));
+                    }
+                    (Ok((record, reply, None)), _) => {
                         known.insert((transition.key)(item.item), (record, now));
                         replies[item.index] = Some(Ok(reply));
                     }
-                    Ok((_, reply, Some(swap))) => swaps.push((item, swap, reply)),
-                    Err(error) => replies[item.index] = Some(Err(error)),
+                    (Ok((_, reply, Some(swap))), _) => swaps.push((item, swap, reply)),
+                    (Err(error), _) => replies[item.index] = Some(Err(error)),
                 }
             }
             if swaps.is_empty() {
@@ -246,12 +260,12 @@ impl Redis {
                     }
                     Ok((Answer::Done(_), _)) => replies[item.index] = Some(Ok(reply)),
                     // Somebody came in between.
-                    Ok((Answer::Saw(raw), now)) => pending.push((item, raw, now)),
+                    Ok((Answer::Saw(raw, short), now)) => pending.push((item, raw, short, now)),
                     Err(error) => replies[item.index] = Some(Err(error)),
                 }
             }
         }
-        for (item, _, _) in pending {
+        for (item, ..) in pending {
             let text = "others changed the key again and again; nothing was done";
             replies[item.index] = Some(Err(StoreError::new(ErrorKind::NotApplied, operation, text)));
         }
@@ -265,13 +279,40 @@ impl Redis {
         };
         let bytes = |item: &Item<'_, T>| (transition.bytes)(item.item);
         let fill = |item: &Item<'_, T>, command: &mut Cmd| (script.arguments)(item.item, command);
-        let answers = self.each(round, operation, script.ask, bytes, fill).await;
+        let mut answers = self.each(round, operation, script.ask, bytes, fill).await;
+        if round.len() > 1 {
+            self.look_where_full(round, operation, &mut answers).await;
+        }
         if script.ask.grants {
             let pairs = round.iter().zip(&answers);
             let runs = pairs.filter_map(|(item, answer)| Some((&item.record[..], granted(answer)?)));
             self.runs().began(self.names(), runs);
         }
         answers
+    }
+
+    /// One item that needs room fails the script of all. Those that have a record are answered by it, as far as that takes
+    /// no room.
+    async fn look_where_full<T: Sync>(
+        &self,
+        round: &[Item<'_, T>],
+        operation: &'static str,
+        answers: &mut Answers,
+    ) {
+        let is_full = |answer: &Result<_, StoreError>| matches!(answer, Err(error) if error.is_full());
+        let full: Vec<usize> = (0..answers.len()).filter(|n| is_full(&answers[*n])).collect();
+        if full.is_empty() {
+            return;
+        }
+        // Only what may be sent between threads.
+        let records: Vec<&[u8]> = full.iter().map(|n| &round[*n].record[..]).collect();
+        let fill = |_: &&[u8], _: &mut Cmd| ();
+        let looked = self.each(&records, operation, LOOK_AT, |_| 0, fill).await;
+        for (n, seen) in full.into_iter().zip(looked) {
+            if matches!(seen, Ok((Answer::Saw(Some(_), _), _))) {
+                answers[n] = seen;
+            }
+        }
     }
 
     async fn swap<T: Sync, R: Send>(
@@ -359,13 +400,13 @@ impl Redis {
                     let answer = self.piece(&[*item], operation, ask, fill).await;
                     one_by_one.push(answer.and_then(|answers| {
                         let none = || Err(short(operation, ask.doing));
-                        answers.into_iter().next().map_or_else(none, Ok)
+                        answers.into_iter().next().unwrap_or_else(none)
                     }));
                 }
                 one_by_one
             }
             Err(error) => items.iter().map(|_| Err(error.clone())).collect(),
-            Ok(answers) => answers.into_iter().map(Ok).collect(),
+            Ok(answers) => answers,
         }
     }
 
@@ -375,7 +416,7 @@ impl Redis {
         operation: &'static str,
         ask: Ask,
         fill: &(impl Fn(&I, &mut Cmd) + Sync),
-    ) -> Result<Vec<(Answer, Timestamp)>, StoreError> {
+    ) -> Result<Answers, StoreError> {
         let failed = || short(operation, ask.doing);
         let Some(first) = items.first() else {
             return Ok(Vec::new());
@@ -411,7 +452,8 @@ impl Redis {
             };
             (0..).zip(items).map(done).collect()
         };
-        let (answers, now) = match self.link().run(operation, ask.doing, ask.lua, keys, fill).await? {
+        let (told, unconfirmed) = self.link().run(operation, ask.doing, ask.lua, keys, fill).await?;
+        let (answers, now) = match told {
             Value::Int(number) => {
                 let answers = all_done(number, None);
                 let now = answers.first().map_or(Timestamp(0), |(_, now)| *now);
@@ -437,7 +479,12 @@ impl Redis {
         if ask.tells_time {
             self.server_time().seen(now);
         }
-        Ok(answers)
+        let confirmed = |(answer, now)| match (answer, &unconfirmed) {
+            (Answer::Done(_), Some(error)) => Err(error.clone()),
+            (Answer::Saw(raw, _), Some(error)) => Ok((Answer::Saw(raw, Some(Box::new(error.clone()))), now)),
+            (answer, None) => Ok((answer, now)),
+        };
+        Ok(answers.into_iter().map(confirmed).collect())
     }
 }
 
@@ -452,8 +499,8 @@ const fn granted(answer: &Result<(Answer, Timestamp), StoreError>) -> Option<Tok
 fn answer(value: Value) -> Option<Answer> {
     match value {
         Value::Int(number) => Some(Answer::Done(number)),
-        Value::BulkString(bytes) => Some(Answer::Saw(Some(bytes.into()))),
-        Value::Nil => Some(Answer::Saw(None)),
+        Value::BulkString(bytes) => Some(Answer::Saw(Some(bytes.into()), None)),
+        Value::Nil => Some(Answer::Saw(None, None)),
         _ => None,
     }
 }

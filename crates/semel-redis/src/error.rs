@@ -47,7 +47,8 @@ pub(crate) fn classify(operation: &'static str, doing: Doing, error: RedisError)
             ErrorKind::NotApplied,
             FULL,
             "Redis is full, nothing was written; raise maxmemory, keep outcomes for less time, or sweep",
-        ),
+        )
+        .full(),
         "READONLY" => refused(
             ErrorKind::Unavailable,
             READ_ONLY,
@@ -117,7 +118,7 @@ fn by_kind(operation: &'static str, doing: Doing, error: RedisError) -> StoreErr
         }
         (_, Doing::Reading) => {
             let text = "the connection broke or the answer took too long; nothing was changed";
-            StoreError::new(ErrorKind::NotApplied, operation, text)
+            StoreError::new(ErrorKind::NotApplied, operation, text).away()
         }
         (_, Doing::Writing) => lost(operation),
     };
@@ -172,11 +173,16 @@ pub(crate) fn lost(operation: &'static str) -> StoreError {
 /// A write's error in a cluster. The driver may have sent it several times and tells of the last one only: that nothing was
 /// done by this one says nothing of those before.
 pub(crate) fn repeated(operation: &'static str, error: StoreError) -> StoreError {
-    if error.retry() == Retry::Later {
-        lost(operation).with_source(error)
-    } else {
-        error
+    if error.retry() != Retry::Later {
+        return error;
     }
+    // It answered that it has no room: it is there, whatever became of the tries before.
+    let lost = if error.is_full() {
+        lost(operation).full()
+    } else {
+        lost(operation)
+    };
+    lost.with_source(error)
 }
 
 /// Too old.
@@ -212,6 +218,13 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::ReplyLost);
             assert_eq!(error.retry(), Retry::OutcomeUnknown);
         }
+        // A cluster that says it has no room is there.
+        let error = repeated(
+            "claim",
+            StoreError::new(ErrorKind::NotApplied, "claim", "full").full(),
+        );
+        assert_eq!(error.kind(), ErrorKind::ReplyLost);
+        assert!(error.is_full() && !error.is_outage());
         // What no try can get through stays what it is.
         let error = repeated("claim", StoreError::new(ErrorKind::Invalid, "claim", "never"));
         assert_eq!(error.kind(), ErrorKind::Invalid);

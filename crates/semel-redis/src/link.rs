@@ -216,7 +216,8 @@ impl Link {
         }
     }
 
-    /// Runs a script. `fill` adds keys and arguments; where the server does not know the script, it is called twice.
+    /// Runs a script. `fill` adds keys and arguments; where the server does not know the script, it is called twice. Beside
+    /// the answer stands what those hear to whom it would promise something, where too few replicas have confirmed it.
     pub(crate) async fn run(
         &self,
         operation: &'static str,
@@ -224,7 +225,7 @@ impl Link {
         script: &Lua,
         keys: usize,
         fill: impl Fn(&mut Cmd),
-    ) -> Result<Value, StoreError> {
+    ) -> Result<(Value, Option<StoreError>), StoreError> {
         let mut live = self.live(operation).await?;
         let command = |verb: &str, name: &str| {
             let mut command = redis::cmd(verb);
@@ -253,7 +254,7 @@ impl Link {
         doing: Doing,
         live: &mut Live,
         command: Cmd,
-    ) -> Result<Value, StoreError> {
+    ) -> Result<(Value, Option<StoreError>), StoreError> {
         let replicas = self.config.replicas_min;
         let answer = if doing == Doing::Writing && replicas > 0 {
             let mut pipeline = Pipeline::new();
@@ -273,8 +274,8 @@ impl Link {
                 .map(|answer| (answer, Value::Int(0)))
         };
         match answer {
-            Ok((answer, Value::Int(confirmed))) if confirmed >= i64::from(replicas) => Ok(answer),
-            Ok((_, confirmed)) => {
+            Ok((answer, Value::Int(confirmed))) if confirmed >= i64::from(replicas) => Ok((answer, None)),
+            Ok((answer, confirmed)) => {
                 let confirmed = match confirmed {
                     Value::Int(confirmed) => confirmed,
                     _ => 0,
@@ -283,7 +284,11 @@ impl Link {
                     "{confirmed} of {replicas} replicas have confirmed it in time: a fail-over may forget it; bring the \
                      replicas back or lower replicas_min"
                 );
-                Err(StoreError::new(semel_core::ErrorKind::ReplyLost, operation, text).with_code(REPLICAS))
+                let kind = semel_core::ErrorKind::ReplyLost;
+                Ok((
+                    answer,
+                    Some(StoreError::new(kind, operation, text).with_code(REPLICAS)),
+                ))
             }
             Err(error) => Err(self.failed(operation, doing, live, error)),
         }

@@ -107,7 +107,7 @@ impl Redis {
     /// Claims ask for the time themselves as long as this did not work.
     async fn look_at_the_clock(&self) {
         let looked = self.link().run("check", Doing::Reading, &LOOK, 0, |_| ()).await;
-        if let Ok(Value::Array(values)) = looked
+        if let Ok((Value::Array(values), _)) = looked
             && let [Value::Int(now)] = values[..]
         {
             self.server_time().seen(Timestamp(now));

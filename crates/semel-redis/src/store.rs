@@ -169,6 +169,7 @@ const CLAIM: Transition<Claim, ClaimReply> = Transition {
     }),
     done: |claim, token, now| step::claim(None, claim, now, Token(token)),
     step: |record, claim, now| step::claim(record, claim, now, NO_TOKEN),
+    promises: |reply| matches!(reply, ClaimReply::Granted { .. }),
     granted: |reply, token| match reply {
         ClaimReply::Granted {
             lease,
@@ -205,6 +206,7 @@ const COMPLETE: Transition<Completion, LeaseReply> = Transition {
     }),
     done: |done, _, now| (None, LeaseReply::Ok(now.plus_ms(done.keep.retention_ms))),
     step: |record, done, now| step::complete(record, done, now),
+    promises: |reply| matches!(reply, LeaseReply::Ok(_)),
     granted: unchanged,
     runs_on: false,
 };
@@ -217,6 +219,7 @@ const EXTEND: Transition<Extension, LeaseReply> = Transition {
     script: None,
     done: |_, _, now| (None, LeaseReply::Ok(now)),
     step: |record, wish, now| step::extend(record, wish, now),
+    promises: |reply| matches!(reply, LeaseReply::Ok(_)),
     granted: unchanged,
     runs_on: true,
 };
@@ -229,6 +232,7 @@ const RELEASE: Transition<Release, LeaseReply> = Transition {
     script: None,
     done: |_, _, now| (None, LeaseReply::Ok(now)),
     step: |record, release, now| step::release(record, release, now),
+    promises: |reply| matches!(reply, LeaseReply::Ok(_)),
     granted: unchanged,
     runs_on: false,
 };
@@ -241,6 +245,7 @@ const ABANDON: Transition<Abandonment, LeaseReply> = Transition {
     script: None,
     done: |_, _, now| (None, LeaseReply::Ok(now)),
     step: |record, abandonment, now| step::abandon(record, abandonment, now),
+    promises: |reply| matches!(reply, LeaseReply::Ok(_)),
     granted: unchanged,
     runs_on: false,
 };
@@ -256,6 +261,7 @@ const SETTLE: Transition<Settlement, LeaseReply> = Transition {
     script: None,
     done: |_, _, now| (None, LeaseReply::Ok(now)),
     step: |record, settlement, now| step::settle(record, settlement, now),
+    promises: |reply| matches!(reply, LeaseReply::Ok(_)),
     granted: unchanged,
     runs_on: false,
 };
@@ -271,6 +277,7 @@ const READ: Transition<Key, Option<Record>> = Transition {
         let seen = record.clone().and_then(|record| record.visible_at(now));
         (record, seen)
     },
+    promises: |_| false,
     granted: |record, _| record,
     runs_on: true,
 };

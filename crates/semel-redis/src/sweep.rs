@@ -271,7 +271,7 @@ impl Redis {
         let answer = self
             .link()
             .run("sweep", Doing::Reading, &SWEEP, group.len(), fill);
-        let Value::Array(answers) = answer.await? else {
+        let (Value::Array(answers), _) = answer.await? else {
             return Err(short("sweep", Doing::Reading));
         };
         let mut over = Vec::new();

@@ -15,6 +15,9 @@ pub struct Config {
     pub busy_timeout: Duration,
     /// Connections that only read. Default 4.
     pub readers: u32,
+    /// Pages that the file may grow to (SQLite's `max_page_count`; a page has 4096 bytes). What needs more is refused: the store
+    /// is full. A file that is larger already grows no more. Default none: what the disk holds.
+    pub pages_max: Option<u32>,
     /// The clock of leases and deadlines. Default the host's; tests move their own.
     pub clock: Arc<dyn Clock>,
 }
@@ -27,6 +30,7 @@ impl Config {
             path: path.into(),
             busy_timeout: Duration::from_secs(10),
             readers: 4,
+            pages_max: None,
             clock: Arc::new(SystemClock),
         }
     }
@@ -38,6 +42,7 @@ impl std::fmt::Debug for Config {
             .field("path", &self.path)
             .field("busy_timeout", &self.busy_timeout)
             .field("readers", &self.readers)
+            .field("pages_max", &self.pages_max)
             .finish_non_exhaustive()
     }
 }

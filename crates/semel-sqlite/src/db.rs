@@ -64,6 +64,10 @@ impl Sqlite {
             .busy_timeout(config.busy_timeout)
             // Rows of a batch: the driver's thread need not stop half way until somebody has read them.
             .row_buffer_size(ROWS_BUFFERED);
+        let options = match config.pages_max {
+            Some(pages) => options.pragma("max_page_count", pages.to_string()),
+            None => options,
+        };
         let writer = first_connection(&config, &options)
             .await
             .map_err(|error| classify("open", error))?;

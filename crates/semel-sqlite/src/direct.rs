@@ -31,6 +31,7 @@ pub(crate) enum Changed {
 pub(crate) struct Direct {
     path: PathBuf,
     busy_timeout: Duration,
+    pages_max: Option<u32>,
     writer: Mutex<Option<Connection>>,
     readers: Mutex<Vec<Connection>>,
     /// Whoever writes in this process holds it while a batch is carried out, or while a transaction of the driver begins.
@@ -47,6 +48,7 @@ impl Direct {
         Self {
             path: config.path.clone(),
             busy_timeout: config.busy_timeout,
+            pages_max: config.pages_max,
             writer: Mutex::default(),
             readers: Mutex::default(),
             turns: Arc::new(Semaphore::new(1)),
@@ -123,6 +125,10 @@ impl Direct {
         // As the driver's connections are set: rule K7, and the user's own triggers.
         connection.pragma_update(None, "synchronous", "FULL")?;
         connection.pragma_update(None, "foreign_keys", "ON")?;
+        if let Some(pages) = self.pages_max {
+            // It answers with the number in force.
+            connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))?;
+        }
         if reads {
             connection.pragma_update(None, "query_only", "ON")?;
         }

@@ -3,6 +3,9 @@
 use semel_core::store::{BACKLOG_FULL, STREAM_UNKNOWN};
 use semel_core::{ErrorKind, StoreError};
 
+/// SQLITE_FULL: the disk, or the file by its `max_page_count`.
+const FULL: i32 = 13;
+
 /// The kind of a failed statement or connection outside of a commit.
 #[must_use]
 pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
@@ -29,9 +32,7 @@ fn told(operation: &'static str, code: Option<i32>, words: Option<&str>) -> Stor
     // A trigger of Semel's has said what is full, or that nobody has registered the stream.
     if words.is_some_and(|words| words.starts_with(BACKLOG_FULL)) {
         let text = "the stream takes no more events now; write again when its relay has caught up, or raise its limit";
-        return StoreError::new(ErrorKind::NotApplied, operation, text)
-            .with_code(BACKLOG_FULL)
-            .turned_away();
+        return StoreError::new(ErrorKind::NotApplied, operation, text).with_code(BACKLOG_FULL);
     }
     if words.is_some_and(|words| words.starts_with(STREAM_UNKNOWN)) {
         let text = "no relay has registered the stream, and only registered ones are written to here";
@@ -48,8 +49,7 @@ fn told(operation: &'static str, code: Option<i32>, words: Option<&str>) -> Stor
             ErrorKind::Unavailable,
             "the file is read-only; check its owner and its folder's",
         ),
-        // SQLITE_FULL
-        Some(13) => (
+        Some(FULL) => (
             ErrorKind::NotApplied,
             "the disk is full; nothing was written, free space and retry",
         ),
@@ -83,7 +83,8 @@ fn told(operation: &'static str, code: Option<i32>, words: Option<&str>) -> Stor
             "SQLite gave no answer; nothing was committed",
         ),
     };
-    StoreError::new(kind, operation, message)
+    let error = StoreError::new(kind, operation, message);
+    if code == Some(FULL) { error.full() } else { error }
 }
 
 /// Whether a function's refusal blames the value that it was given, so that the same value would fail again. SQLite has
@@ -121,7 +122,7 @@ pub(crate) fn direct_commit_failed(operation: &'static str, error: rusqlite::Err
 
 /// Whether this answer to a commit says that nothing was committed.
 const fn is_refusal(code: Option<i32>) -> bool {
-    matches!(code, Some(5 | 6 | 13 | 19))
+    matches!(code, Some(5 | 6 | FULL | 19))
 }
 
 fn lost(operation: &'static str) -> StoreError {
@@ -172,6 +173,28 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::ReplyLost);
     }
 
+    /// One run is better refused than run twice: somebody else may be running the key.
+    #[test]
+    fn a_full_or_busy_file_is_not_away() {
+        for (code, full) in [
+            (13, true),
+            (5, false),
+            (261, false),
+            (6, false),
+            (10, false),
+            (9, false),
+        ] {
+            let error = direct_failed("claim", failure(code, ""));
+            assert_eq!(
+                (error.is_outage(), error.is_full()),
+                (false, full),
+                "{code}: {error}"
+            );
+        }
+        let error = direct_commit_failed("claim", failure(13, ""));
+        assert_eq!((error.kind(), error.is_full()), (ErrorKind::NotApplied, true));
+    }
+
     #[test]
     fn a_failed_statement_is_told_apart_by_its_code_and_words() {
         let kinds = [
@@ -189,6 +212,12 @@ mod tests {
         for (code, words, kind) in kinds {
             let error = direct_failed("claim", failure(code, words));
             assert_eq!(error.kind(), kind, "{code}: {error}");
+            let away = kind == ErrorKind::Unavailable;
+            assert_eq!(
+                error.is_outage(),
+                away,
+                "a file that answers is there: {code}: {error}"
+            );
         }
     }
 }

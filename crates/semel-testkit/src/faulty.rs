@@ -29,6 +29,8 @@ pub enum Fault {
     Corrupt,
     /// A batcher in front of it has no room.
     Full,
+    /// It is there and has no room itself.
+    NoRoom,
     /// The store's code panics.
     Panic,
 }
@@ -185,7 +187,11 @@ impl FaultyKeys {
             Some(Fault::Corrupt) => all(ErrorKind::Corrupt),
             Some(Fault::Full) => {
                 let full = || StoreError::new(ErrorKind::NotApplied, operation, "as the test wants");
-                (0..items).map(|_| Err(full().turned_away())).collect()
+                (0..items).map(|_| Err(full())).collect()
+            }
+            Some(Fault::NoRoom) => {
+                let full = || StoreError::new(ErrorKind::NotApplied, operation, "as the test wants").full();
+                (0..items).map(|_| Err(full())).collect()
             }
             Some(Fault::Panic) => panic!("as the test wants"),
             Some(Fault::ReplyLost) => {
@@ -259,9 +265,7 @@ impl KeyStore for FaultyKeys {
             None => {}
             Some(Fault::Silent) => std::future::pending().await,
             Some(Fault::Panic) => panic!("as the test wants"),
-            Some(Fault::Down | Fault::ReplyLost | Fault::TooLarge | Fault::Corrupt | Fault::Full) => {
-                return None;
-            }
+            Some(_) => return None,
         }
         let told = self.told.lock().unwrap().clone();
         match told {

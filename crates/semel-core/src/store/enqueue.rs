@@ -115,9 +115,7 @@ pub fn backlog_full(stream: &str, reached: &str) -> StoreError {
         "stream {stream} takes no more events now: {reached}; write again when its relay has caught up (semel outbox why), \
          or raise the limit"
     );
-    StoreError::new(ErrorKind::NotApplied, "enqueue", text)
-        .with_code(BACKLOG_FULL)
-        .turned_away()
+    StoreError::new(ErrorKind::NotApplied, "enqueue", text).with_code(BACKLOG_FULL)
 }
 
 /// The error of an enqueue into a stream that nobody has registered, where only known ones may be written to.

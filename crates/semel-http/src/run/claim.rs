@@ -33,6 +33,16 @@ pub(super) enum NoReply {
 /// The store's reply. When there is none the claim is withdrawn should it still arrive (rule K4).
 /// Sending it again is safe: the same nonce gets the same token (rule K3).
 pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Result<ClaimReply, NoReply> {
+    if shared.behind.count() >= shared.config.behind_max {
+        if let Some(more) = shared.behind.quiet.may_speak(SystemClock.monotonic()) {
+            tracing::error!(
+                behind_max = shared.config.behind_max,
+                more,
+                "so many withdrawals and outcomes wait for the store of keys that no more claims are sent to it"
+            );
+        }
+        return Err(NoReply::Away);
+    }
     let mut may_have_arrived = false;
     let mut why = NoReply::Away;
     let asked = within(shared.store_timeout(), async {
@@ -43,12 +53,14 @@ pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Result<ClaimRe
                     why = match error.kind() {
                         ErrorKind::LimitExceeded if error.code() == SCOPE_FULL => NoReply::ScopeFull,
                         ErrorKind::LimitExceeded => NoReply::Full,
+                        _ if error.is_full() => NoReply::Full,
                         _ if error.is_outage() => NoReply::Away,
                         _ => NoReply::TurnedAway(error.code()),
                     };
                     let again = match error.retry() {
                         Retry::Never => false,
-                        Retry::Later => error.kind() != ErrorKind::Unavailable,
+                        // Neither comes back in a few milliseconds.
+                        Retry::Later => error.kind() != ErrorKind::Unavailable && !error.is_full(),
                         Retry::OutcomeUnknown => {
                             may_have_arrived = true;
                             true
@@ -77,11 +89,8 @@ pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Result<ClaimRe
             if let Some(more) = shared.quiet.may_speak(SystemClock.monotonic()) {
                 tracing::warn!(key = %claim.key, store_ms_max = shared.config.store_ms_max, more, "the store gave no answer to a claim in time");
             }
+            // One that said so before is there: what it said stands.
             may_have_arrived = true;
-            // One that said so before is there.
-            if !matches!(why, NoReply::TurnedAway(_)) {
-                why = NoReply::Away;
-            }
         }
     }
     if may_have_arrived {

@@ -8,7 +8,7 @@ use http::{HeaderMap, Response};
 use semel_core::error::chain;
 use semel_core::host::dice;
 use semel_core::{
-    Clock, Completion, ErrorKind, KeyStoreExt, LeaseReply, StoredOutcome, SystemClock, Timestamp,
+    Clock, Completion, ErrorKind, KeyStoreExt, LeaseReply, Retry, StoredOutcome, SystemClock, Timestamp,
     crash_point, limits,
 };
 
@@ -16,6 +16,7 @@ use super::produce::{Broken, Produced, judge_behind};
 use super::pump::Pump;
 use super::renew::Stopped;
 use super::{Owned, outcome, release, replay};
+use crate::behind::Waits;
 use crate::body::Body;
 use crate::observe::Event;
 use crate::policy::{Ending, KeepFor, OutcomeWord};
@@ -84,7 +85,7 @@ pub(super) async fn stream(
     shared: &Arc<Shared>,
     owned: &Owned,
     ended: Result<Result<Option<Box<HeaderMap>>, Broken>, Stopped>,
-    pump: &Pump,
+    pump: &mut Pump,
     (parts, ending): (&Parts, Ending),
 ) {
     let lost = "the key was settled by somebody else while this answer was sent";
@@ -224,7 +225,19 @@ async fn complete_once(shared: &Shared, done: &Completion) -> Result<LeaseReply,
 
 /// The effect exists and its answer was sent: storing is tried until the policy ends; then the key stays unknown.
 /// Asking again is safe: the same outcome is recognised (rule K2), and time alone refuses nothing (rule K1).
-fn complete_in_background(shared: &Arc<Shared>, done: Completion) {
+fn complete_in_background(shared: &Arc<Shared>, mut done: Completion) {
+    let bytes = done.outcome.bytes().len();
+    if shared.behind.bytes().saturating_add(bytes) > shared.config.behind_bytes_max
+        && let Some(smaller) = outcome::smaller(&done.outcome)
+    {
+        tracing::error!(
+            key = %done.key,
+            behind_bytes_max = shared.config.behind_bytes_max,
+            "so much waits for the store of keys that this answer is not kept, only what came of it"
+        );
+        done.outcome = smaller;
+    }
+    let mut waits = Waits::new(shared, done.outcome.bytes().len());
     let shared = Arc::clone(shared);
     let tasks = shared.tasks.clone();
     drop(tasks.spawn(async move {
@@ -241,6 +254,14 @@ fn complete_in_background(shared: &Arc<Shared>, done: Completion) {
                 Ok(LeaseReply::Ok(_)) => break,
                 Ok(reply) => {
                     tracing::error!(key = %done.key, ?reply, "the key was settled by somebody else before its outcome could be stored");
+                    break;
+                }
+                Err(Some(ErrorKind::LimitExceeded)) if let Some(smaller) = outcome::smaller(&done.outcome) => {
+                    done.outcome = smaller;
+                    waits.resize(done.outcome.bytes().len());
+                }
+                Err(Some(kind)) if kind.retry() == Retry::Never => {
+                    tracing::error!(key = %done.key, "the store does not take an outcome; the key reads as unknown");
                     break;
                 }
                 Err(_) => {}

@@ -223,7 +223,7 @@ where
     };
     match produced {
         Ok(produce::Produced::Stream(head)) => {
-            let (response, pump) = pump::open(&shared, &head.parts, head.read, head.ending);
+            let (response, mut pump) = pump::open(&shared, &head.parts, head.read, head.ending);
             let (body, parts, ending) = (head.body, head.parts, head.ending);
             let rest = async move {
                 let mut body = body;
@@ -232,7 +232,7 @@ where
                     renew::renew_while(&shared, &owned, began, passed).await
                 };
                 ends(&shared, began);
-                finish::stream(&shared, &owned, ended, &pump, (&parts, ending)).await;
+                finish::stream(&shared, &owned, ended, &mut pump, (&parts, ending)).await;
                 shared.waiters.wake(&owned.key);
                 drop(place);
             };

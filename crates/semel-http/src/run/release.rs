@@ -7,9 +7,10 @@ use std::time::Duration;
 use semel_core::claim::Abandonment;
 use semel_core::error::chain;
 use semel_core::host::dice;
-use semel_core::{Clock, KeyStoreExt, LeaseReply, Release, SystemClock};
+use semel_core::{Clock, KeyStoreExt, LeaseReply, Release, Retry, SystemClock};
 
 use super::Owned;
+use crate::behind::Waits;
 use crate::observe::Event;
 use crate::shared::Shared;
 
@@ -23,8 +24,8 @@ pub(super) async fn give_back(shared: &Arc<Shared>, owned: &Owned) -> bool {
         token: Some(owned.lease.token),
     };
     match once(shared, &release).await {
-        Some(reply) => matches!(reply, LeaseReply::Ok(_)),
-        None => {
+        Ok(reply) => matches!(reply, LeaseReply::Ok(_)),
+        Err(_) => {
             in_background(shared, release);
             true
         }
@@ -53,33 +54,39 @@ pub(super) async fn abandon(shared: &Shared, owned: &Owned) -> bool {
     true
 }
 
-/// The store's reply; `None` when there is none.
-async fn once(shared: &Shared, release: &Release) -> Option<LeaseReply> {
+/// The store's reply, or what can be done where there is none.
+async fn once(shared: &Shared, release: &Release) -> Result<LeaseReply, Retry> {
     match tokio::time::timeout(shared.store_timeout(), shared.store.release(release)).await {
-        Ok(Ok(reply)) => Some(reply),
+        Ok(Ok(reply)) => Ok(reply),
         Ok(Err(error)) => {
             if let Some(more) = shared.quiet.may_speak(SystemClock.monotonic()) {
                 tracing::warn!(key = %release.key, error = chain(&error), more, "cannot release a claim");
             }
-            None
+            Err(error.retry())
         }
-        Err(_) => None,
+        Err(_) => Err(Retry::OutcomeUnknown),
     }
 }
 
 /// Gives a claim back, or withdraws one whose reply never came, as soon as the store answers.
 pub(super) fn in_background(shared: &Arc<Shared>, release: Release) {
+    let waits = Waits::new(shared, 0);
     let shared = Arc::clone(shared);
     let tasks = shared.tasks.clone();
     drop(tasks.spawn(async move {
+        let _waits = waits;
         let began = SystemClock.monotonic();
         for attempt in 1.. {
-            if once(&shared, &release).await.is_some() {
-                break;
-            }
-            let elapsed = SystemClock.monotonic().saturating_sub(began).as_millis();
-            let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
-            let Some(pause) = shared.config.completion_retry.delay_ms(attempt, elapsed, dice()) else {
+            let pause = match once(&shared, &release).await {
+                Ok(_) => break,
+                Err(Retry::Never) => None,
+                Err(Retry::Later | Retry::OutcomeUnknown) => {
+                    let elapsed = SystemClock.monotonic().saturating_sub(began).as_millis();
+                    let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
+                    shared.config.completion_retry.delay_ms(attempt, elapsed, dice())
+                }
+            };
+            let Some(pause) = pause else {
                 tracing::error!(key = %release.key, "a claim could not be given back; its lease decides");
                 break;
             };

@@ -24,6 +24,7 @@ on_each_store![
     a_body_that_breaks_with_a_problem_is_answered_with_it,
     a_refusal_too_large_to_keep_is_still_a_refusal,
     a_client_that_leaves_a_stream_does_not_stop_it,
+    a_client_that_reads_nothing_more_of_a_stream_does_not_hold_its_place,
 ];
 
 /// A body in parts, of unknown length.
@@ -239,4 +240,22 @@ async fn a_client_that_leaves_a_stream_does_not_stop_it(world: World) {
     drop(response);
     layer.drain().await;
     not_kept(&app, &runs).await;
+}
+
+/// It keeps its connection and takes nothing: the run ends all the same, and what it got never looks whole.
+async fn a_client_that_reads_nothing_more_of_a_stream_does_not_hold_its_place(world: World) {
+    let runs = Runs::default();
+    let layer = world.layer_with(|config| {
+        config.client_idle_ms = 50;
+        config.running_max = 1;
+    });
+    let many = std::iter::repeat_n(Ok("part "), 1_000);
+    let app = app(&layer, &runs, move |_| {
+        let many = many.clone();
+        async move { events(parts(many)) }
+    });
+    let response = app.clone().oneshot(post("a")).await.unwrap();
+    layer.drain().await;
+    not_kept(&app, &runs).await;
+    assert!(response.into_body().collect().await.is_err(), "it is broken off");
 }

@@ -4,10 +4,13 @@
 
 mod admission;
 mod answers;
+mod behind;
 mod crash;
 mod framing;
+mod full;
 mod fuzz;
 mod grpc;
+mod held;
 mod issued;
 mod large;
 mod outage;

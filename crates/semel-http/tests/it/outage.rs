@@ -74,6 +74,7 @@ async fn open_does_not_pass_a_store_that_is_there_and_takes_no_claim(world: Worl
     for (fault, code) in [
         (Fault::Corrupt, "SEM0411"),
         (Fault::Full, "SEM0411"),
+        (Fault::NoRoom, "SEM0430"),
         (Fault::TooLarge, "SEM0430"),
     ] {
         store.fail("claim", fault, 3);
@@ -132,7 +133,7 @@ async fn a_full_store_refuses_and_throws_nothing_away(world: World) {
         let layer = world.layer_with(|config| config.outage = outage);
         let app = counting(&layer, &runs);
         assert_eq!(send(&app, post("kept")).await.body, "run 1");
-        store.fail("claim", Fault::TooLarge, 1);
+        store.fail("claim", Fault::NoRoom, 1);
         let full = send(&app, post("new")).await;
         assert_eq!(
             (

@@ -212,9 +212,7 @@ impl<S: KeyStore> Shared<S> {
     ) -> Result<bool, StoreError> {
         if self.closed.load(Ordering::SeqCst) {
             let text = "the batcher of keys is closed; nothing was done";
-            return Err(StoreError::new(ErrorKind::NotApplied, operation, text)
-                .with_code("SEM0116")
-                .turned_away());
+            return Err(StoreError::new(ErrorKind::NotApplied, operation, text).with_code("SEM0116"));
         }
         let offered = lock(lane).offer(item, weight, SystemClock.monotonic());
         offered.map_err(|full| refused(full, operation))
@@ -222,9 +220,7 @@ impl<S: KeyStore> Shared<S> {
 }
 
 fn refused(full: Full, operation: &'static str) -> StoreError {
-    StoreError::new(ErrorKind::NotApplied, operation, full.to_string())
-        .with_code("SEM0110")
-        .turned_away()
+    StoreError::new(ErrorKind::NotApplied, operation, full.to_string()).with_code("SEM0110")
 }
 
 /// A key always goes through the same lane.

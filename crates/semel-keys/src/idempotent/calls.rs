@@ -55,7 +55,8 @@ impl<S: KeyStore> Shared<S> {
                 may_have_arrived = before || error.retry() == Retry::OutcomeUnknown;
                 let again = match error.retry() {
                     Retry::Never => false,
-                    Retry::Later => error.kind() != ErrorKind::Unavailable,
+                    // Neither comes back in a few milliseconds.
+                    Retry::Later => error.kind() != ErrorKind::Unavailable && !error.is_full(),
                     Retry::OutcomeUnknown => true,
                 };
                 if !again || sent >= CLAIMS_MAX {

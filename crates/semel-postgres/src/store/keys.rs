@@ -12,7 +12,7 @@
 //! After a fail-over to an asynchronous standby whatever it had not received is forgotten, as for all your data.
 //!
 //! # Limits
-//! A statement waits for a row that another transaction holds for at most [`Config::lock_wait`](crate::Config).
+//! A statement waits for a row that another transaction holds for at most [`Config::key_lock_wait`](crate::Config).
 
 use std::time::Duration;
 

@@ -296,7 +296,7 @@ type Held = HashMap<String, (i64, Vec<u8>, i64)>;
 
 impl Postgres {
     fn wait(&self) -> String {
-        lock_timeout(self.lock_wait)
+        lock_timeout(self.saga_lock_wait)
     }
 
     fn submit(&self, all: &[Submission], states: &[(Status, String)], round: &[usize]) -> Statement {

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use semel_core::claim::{ClaimReply, succeeded};
-use semel_core::{ErrorKind, KeyStoreExt, Retry, StoreError};
+use semel_core::{ErrorKind, Fingerprint, KeyStore, KeyStoreExt, Retry, StoreError};
 use semel_redis::{Config, Redis};
-use semel_testkit::laws::keys::is_ok;
+use semel_testkit::laws::keys::{duplicate, is_ok};
 use semel_testkit::servers::RedisServer;
 
 use super::world::{Raw, completion, request};
@@ -200,6 +200,41 @@ async fn a_write_that_too_few_replicas_confirm_is_unknown() {
         panic!("not done")
     };
     assert_eq!(outcome, succeeded("done"));
+}
+
+/// What the record says is told whoever may forget it: it was done, somebody runs it, it is another request. A grant, and
+/// that something is stored, are promises, and a repeat of the same nonce does not make one of them true.
+#[tokio::test]
+async fn replicas_that_are_away_cost_no_replay() {
+    let server = RedisServer::start(&[]);
+    let direct = Redis::connect(Config::new(server.url())).await.unwrap();
+    let (kept, running) = (request(), request());
+    let ClaimReply::Granted { lease, .. } = direct.claim(&kept).await.unwrap() else {
+        panic!("not granted")
+    };
+    let done = completion(&kept, lease, "done");
+    assert!(is_ok(direct.complete(&done).await.unwrap()));
+    assert!(direct.claim(&running).await.is_ok());
+
+    let mut config = Config::new(server.url());
+    config.replicas_min = 1;
+    config.reply_timeout = Duration::from_millis(600);
+    let store = Redis::connect(config).await.unwrap();
+    let mut other = duplicate(&kept);
+    other.fingerprint = Fingerprint::of(b"something else");
+    let fresh = request();
+    let claims = [duplicate(&kept), fresh, duplicate(&running), other];
+    let replies = store.claim_many(&claims).await;
+    let unknown = |error: &StoreError| {
+        assert_eq!((error.code(), error.retry()), ("SEM0237", Retry::OutcomeUnknown));
+    };
+    assert!(matches!(replies[0], Ok(ClaimReply::Done { .. })), "{replies:?}");
+    unknown(replies[1].as_ref().unwrap_err());
+    assert!(matches!(replies[2], Ok(ClaimReply::Busy { .. })), "{replies:?}");
+    assert!(matches!(replies[3], Ok(ClaimReply::Mismatch)), "{replies:?}");
+    // It is stored now, on this node alone.
+    unknown(&store.claim(&claims[1]).await.unwrap_err());
+    unknown(&store.complete(&done).await.unwrap_err());
 }
 
 #[test]

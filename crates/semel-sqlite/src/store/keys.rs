@@ -135,7 +135,12 @@ impl KeyStore for Sqlite {
             Ok(()) => self.transact(batch).await,
             Err(limit) => Err(limit.into()),
         };
-        let replies = result.unwrap_or_else(|error| failed(batch, &error));
+        let replies = match result {
+            Ok(replies) => replies,
+            // What needs no room is answered all the same.
+            Err(error) if error.is_full() => batch.one_kind_at_a_time(self).await,
+            Err(error) => failed(batch, &error),
+        };
         let granted =
             |reply: &Result<ClaimReply, StoreError>| matches!(reply, Ok(ClaimReply::Granted { .. }));
         if replies.claims.iter().any(granted) {
@@ -211,12 +216,22 @@ impl Sqlite {
         }
         // Something would change: ask again where nobody else writes.
         let (items, operation, clock) = (items.to_vec(), transition.operation, Arc::clone(&self.clock));
-        self.write_directly(operation, move |db| {
-            let mut desk = Desk::new(KeyTable::new(db, operation)?, clock.now());
-            let replies = desk.decide_all(&items, transition)?;
-            Ok((replies, desk.save()?))
-        })
-        .await
+        let written = self
+            .write_directly(operation, move |db| {
+                let mut desk = Desk::new(KeyTable::new(db, operation)?, clock.now());
+                let replies = desk.decide_all(&items, transition)?;
+                Ok((replies, desk.save()?))
+            })
+            .await;
+        match written {
+            // What needs no room is answered all the same.
+            Err(error) if error.is_full() => {
+                let full =
+                    |seen: Result<Option<R>, _>| seen.transpose().unwrap_or_else(|| Err(error.clone()));
+                Ok(looked.into_iter().map(full).collect())
+            }
+            written => written,
+        }
     }
 
     /// Replies to what needs no write, as a reading connection sees it.

@@ -93,6 +93,8 @@ async fn open_does_not_pass_a_full_or_closed_batcher() {
     for claiming in [first, second] {
         claiming.await.unwrap().unwrap();
     }
+    world.store.fail("claim", Fault::NoRoom, 1);
+    assert_eq!(turned_away().await, "SEM0104", "a store without room is there");
     batched.close().await;
     assert_eq!(turned_away().await, "SEM0116");
     assert_eq!(once.unguarded(), 0);

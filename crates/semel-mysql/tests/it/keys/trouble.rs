@@ -526,3 +526,30 @@ async fn a_row_that_cannot_be_read_is_passed_over_by_the_sweep_and_the_list() {
     let keys: Vec<_> = listed.iter().map(|(key, _)| key).collect();
     assert_eq!(keys, [&claims[1].key]);
 }
+
+/// What the server says while it is there is no outage: `Outage::Open` must not pass it. And what says that there is no room.
+#[tokio::test]
+async fn a_server_that_answers_is_not_away() {
+    let (_lent, db) = Lent::take().await;
+    for (number, outage, full) in [
+        (1021, false, true),
+        (1114, false, true),
+        (1041, false, true),
+        (1205, false, false),
+        (1213, false, false),
+        (1040, true, false),
+    ] {
+        let mut tx = db.begin().await.unwrap();
+        let signal = format!("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {number}, MESSAGE_TEXT = 'no'");
+        let error = sqlx::query(&signal).execute(&mut *tx).await.unwrap_err();
+        let error = semel_mysql::classify("claim", error);
+        assert_eq!(
+            (error.is_outage(), error.is_full()),
+            (outage, full),
+            "{number}: {error}"
+        );
+        tx.rollback().await.unwrap();
+    }
+    let broke = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+    assert!(semel_mysql::classify("claim", sqlx::Error::Io(broke)).is_outage());
+}

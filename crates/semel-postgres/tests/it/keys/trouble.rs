@@ -20,7 +20,7 @@ async fn a_server_that_falls_silent_costs_a_connection_and_not_its_place() {
     let (lent, direct) = Lent::take().await;
     let mut config = Config::new(&lent.url);
     config.key_connections_max = 1;
-    config.lock_wait = Duration::from_secs(60);
+    config.key_lock_wait = Duration::from_secs(60);
     config.answer_timeout = Duration::from_millis(500);
     let db = Postgres::connect(config).await.unwrap();
     let claim = request();
@@ -88,7 +88,7 @@ async fn lost_replies_of_claim_and_complete_are_asked_for_again() {
 async fn row_held_by_a_transaction_does_not_fail_the_batch() {
     let (lent, direct) = Lent::take().await;
     let mut config = Config::new(&lent.url);
-    config.lock_wait = Duration::from_millis(50);
+    config.key_lock_wait = Duration::from_millis(50);
     let db = Postgres::connect(config).await.unwrap();
     let claims: Vec<Claim> = (0..5).map(|_| request()).collect();
     let mut tx = direct.begin().await.unwrap();
@@ -262,4 +262,34 @@ async fn each_of_a_batch_gets_its_own_grant_or_the_answer_of_what_was_there() {
         }
         assert_eq!(stored.nonce == claims[n].nonce, !old.contains(&n));
     }
+}
+
+/// What the server says while it is there is no outage: `Outage::Open` must not pass it. And what says that there is no room.
+#[tokio::test]
+async fn a_server_that_answers_is_not_away() {
+    let (_lent, db) = Lent::take().await;
+    for (state, outage, full) in [
+        ("53100", false, true),
+        ("53200", false, true),
+        ("40001", false, false),
+        ("40P01", false, false),
+        ("55P03", false, false),
+        ("57014", false, false),
+        ("53300", true, false),
+        ("57P03", true, false),
+        ("08006", true, false),
+    ] {
+        let mut tx = db.begin().await.unwrap();
+        let raise = format!("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$");
+        let error = sqlx::query(&raise).execute(&mut *tx).await.unwrap_err();
+        let error = semel_postgres::classify("claim", error);
+        assert_eq!(
+            (error.is_outage(), error.is_full()),
+            (outage, full),
+            "{state}: {error}"
+        );
+        tx.rollback().await.unwrap();
+    }
+    let broke = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+    assert!(semel_postgres::classify("claim", sqlx::Error::Io(broke)).is_outage());
 }
