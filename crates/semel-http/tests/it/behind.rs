@@ -23,7 +23,7 @@ async fn a_store_that_hangs_leaves_a_bounded_number_behind(world: World) {
     let app = counting(&layer, &runs);
     let (claims, releases) = (store.hold("claim"), store.hold("release"));
     for n in 0..40 {
-        let answer = send(&app, post(&format!("key {n}"))).await;
+        let answer = send(&app, post(&format!("key-{n}"))).await;
         assert_eq!((answer.status, answer.code().as_str()), (503, "SEM0411"));
     }
     assert_eq!(store.calls("claim"), 8, "the others were not sent");
@@ -32,7 +32,7 @@ async fn a_store_that_hangs_leaves_a_bounded_number_behind(world: World) {
     layer.drain().await;
     // All eight are withdrawn, and new ones pass.
     for n in 0..10 {
-        assert_eq!(send(&app, post(&format!("key {n}"))).await.status, 201);
+        assert_eq!(send(&app, post(&format!("key-{n}"))).await.status, 201);
     }
 }
 

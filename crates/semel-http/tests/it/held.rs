@@ -29,7 +29,7 @@ async fn no_neighbour_waits_for_it(layer: &IdempotencyLayer) {
     let repeated: Vec<JoinHandle<Answer>> = (0..4).map(|_| send_soon(&app, post("held"))).collect();
     for round in 0..5 {
         let others: Vec<JoinHandle<Answer>> = (0..10)
-            .map(|n| send_soon(&app, post(&format!("other {round} {n}"))))
+            .map(|n| send_soon(&app, post(&format!("other-{round}-{n}"))))
             .collect();
         for other in others {
             let other = other.await.unwrap();
