@@ -15,7 +15,6 @@ use crate::gate::{Gate, Pooler, query, query_scalar};
 use crate::store::{CleanPlaces, Drops, Hints, PageHints, Taken};
 use crate::tx::PREPARE_SQL;
 
-
 /// A PostgreSQL database. Cheap to clone; all clones share their connections.
 #[derive(Clone)]
 pub struct Postgres {

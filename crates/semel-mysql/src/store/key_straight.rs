@@ -3,7 +3,7 @@
 //! A batch of claims is one plain `INSERT`, of which nothing is left when one of its keys is there; a batch of completions
 //! is one statement that finishes exactly the runs it names, or nothing at all. Whatever is not as it was supposed to be,
 //! a reply that got lost included, is asked again the long way, which tells each key what it is: a claim that was written
-//! after all is granted again under its nonce (rule K3), a completion is repeated (rule K2). See decision 0075.
+//! after all is granted again under its nonce (rule K3), a completion is repeated (rule K2). See decision 0071.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU32, Ordering};
