@@ -541,7 +541,10 @@ async fn a_server_that_answers_is_not_away() {
     ] {
         let mut tx = db.begin().await.unwrap();
         let signal = format!("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {number}, MESSAGE_TEXT = 'no'");
-        let error = sqlx::query(&signal).execute(&mut *tx).await.unwrap_err();
+        let error = sqlx::query(sqlx::AssertSqlSafe(signal))
+            .execute(&mut *tx)
+            .await
+            .unwrap_err();
         let error = semel_mysql::classify("claim", error);
         assert_eq!(
             (error.is_outage(), error.is_full()),

@@ -281,7 +281,10 @@ async fn a_server_that_answers_is_not_away() {
     ] {
         let mut tx = db.begin().await.unwrap();
         let raise = format!("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$");
-        let error = sqlx::query(&raise).execute(&mut *tx).await.unwrap_err();
+        let error = sqlx::query(sqlx::AssertSqlSafe(raise))
+            .execute(&mut *tx)
+            .await
+            .unwrap_err();
         let error = semel_postgres::classify("claim", error);
         assert_eq!(
             (error.is_outage(), error.is_full()),
