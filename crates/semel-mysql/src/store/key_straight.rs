@@ -130,7 +130,12 @@ impl Mysql {
             ended: false,
         };
         let written = match (claims, ends) {
-            (Some(claims), _) => self.claim_new(&mut open, &claims).await,
+            (Some(claims), _) => {
+                let written = self.claim_new(&mut open, &claims).await;
+                // One statement, refused: the connection is as it was.
+                open.ended |= matches!(&written, Err(error) if number(error).is_some());
+                written
+            }
             (_, Some(ends)) => self.complete_claimed(&mut open, &ends).await,
             (None, None) => Ok(None),
         };
