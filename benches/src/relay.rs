@@ -143,6 +143,27 @@ async fn sink_alone(sink: &dyn Sink, events: Vec<Event>, call: usize) -> Sample 
     sample(count, begun)
 }
 
+/// Rows one by one to a sink that takes one of a key at a time, each a task of its own, as a relay makes them.
+async fn rows_alone(sink: impl Sink, events: Vec<Event>) -> Sample {
+    let count = events.len() as u32;
+    let rows = rows_of(events);
+    sink.probe().await.unwrap();
+    let begun = Instant::now();
+    // On a thread of the runtime, as a relay is.
+    let all = tokio::spawn(async move {
+        iter(rows)
+            .map(|row| tokio::spawn(sink.publish_many(&[row], Duration::from_secs(30))))
+            .buffer_unordered(IN_FLIGHT)
+            .for_each(|results| {
+                assert!(results.unwrap().iter().all(Result::is_ok));
+                std::future::ready(())
+            })
+            .await;
+    });
+    all.await.unwrap();
+    sample(count, begun)
+}
+
 /// That many events of some hundred bytes.
 fn events(count: u32, topic: &str) -> Vec<Event> {
     let event = |number: u32| {
@@ -158,10 +179,18 @@ fn events(count: u32, topic: &str) -> Vec<Event> {
     (0..count).map(event).collect()
 }
 
-/// A sink that counts what was acknowledged.
+/// A sink that counts what was acknowledged, and tells when it is all of it: to wake somebody for every row is work, too.
 struct Counted<S> {
     inner: S,
+    all: u64,
     done: watch::Sender<u64>,
+}
+
+fn count(done: &watch::Sender<u64>, more: u64, all: u64) {
+    done.send_if_modified(|done| {
+        *done += more;
+        *done >= all
+    });
 }
 
 #[async_trait]
@@ -180,11 +209,11 @@ impl<S: Sink> Sink for Counted<S> {
 
     fn publish_many(&self, rows: &[Arc<OutboxRow>], deadline: Duration) -> SinkFuture {
         let sent = self.inner.publish_many(rows, deadline);
-        let done = self.done.clone();
+        let (done, all) = (self.done.clone(), self.all);
         Box::pin(async move {
             let results = sent.await;
             let acknowledged = results.iter().filter(|result| result.is_ok()).count() as u64;
-            done.send_modify(|done| *done += acknowledged);
+            count(&done, acknowledged, all);
             results
         })
     }
@@ -212,11 +241,11 @@ impl<S: Sink> LogSink for Counted<S> {
         deadline: Duration,
     ) -> TransactionFuture {
         let sent = self.inner.log().unwrap().commit(shard, rows, place, deadline);
-        let (done, count) = (self.done.clone(), rows.len() as u64);
+        let (done, all, acknowledged) = (self.done.clone(), self.all, rows.len() as u64);
         Box::pin(async move {
             let end = sent.await;
             if matches!(end, TransactionEnd::Committed) {
-                done.send_modify(|done| *done += count);
+                count(&done, acknowledged, all);
             }
             end
         })
@@ -259,13 +288,18 @@ impl Sink for Everything {
 /// Runs a relay until that many rows are acknowledged.
 async fn relay(store: Arc<dyn OutboxStore>, sink: impl Sink, rows: u32, config: RelayConfig) -> Sample {
     let (done, mut seen) = watch::channel(0);
-    let sink = Arc::new(Counted { inner: sink, done });
+    let all = u64::from(rows);
+    let sink = Arc::new(Counted {
+        inner: sink,
+        all,
+        done,
+    });
     let relay = Relay::new(store, sink, config);
     let shutdown = CancellationToken::new();
     let stop = shutdown.clone();
     let begun = Instant::now();
     let running = tokio::spawn(async move { relay.run(stop).await });
-    seen.wait_for(|done| *done >= u64::from(rows)).await.unwrap();
+    seen.wait_for(|done| *done >= all).await.unwrap();
     let elapsed = begun.elapsed();
     shutdown.cancel();
     running.await.unwrap().unwrap();
@@ -293,6 +327,9 @@ async fn sqlite_to_webhook(plan: Plan, only: Option<&str>) {
     .contender("bare client, all attributes of an event", || {
         bare_posts(&url, rows, true)
     })
+    .contender("the sink alone, from memory", || async {
+        rows_alone(webhook_sink(&url), events(rows, "orders")).await
+    })
     .contender("relay", || sqlite_relay(&url, rows))
     .only(only)
     .measure(plan.rounds)
@@ -311,15 +348,13 @@ async fn sqlite_relay(url: &str, rows: u32) -> Sample {
         semel_sqlite::tx::enqueue_many(&mut tx, events).await.unwrap();
         store.commit(tx).await.unwrap();
     }
+    relay(Arc::new(store), webhook_sink(url), rows, RelayConfig::default()).await
+}
+
+fn webhook_sink(url: &str) -> WebhookSink {
     let mut config = WebhookConfig::new(url);
     config.in_flight_max = IN_FLIGHT;
-    relay(
-        Arc::new(store),
-        WebhookSink::new(config).unwrap(),
-        rows,
-        RelayConfig::default(),
-    )
-    .await
+    WebhookSink::new(config).unwrap()
 }
 
 /// Names and values of the headers that the sink sends beside the id, where an event has a key.

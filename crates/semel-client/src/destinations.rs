@@ -133,30 +133,17 @@ impl Destinations {
     /// # Cancel safety
     /// Dropping the future, or [`Entered`], gives the place back and says nothing about the destination.
     pub async fn enter(&self, authority: &str, wait: Duration) -> Result<Entered, Closed> {
-        let destination = self.0.destination(authority);
-        // Without a place first: whoever finds it open does not wait for those that are on their way.
-        if let Some(open) = self.0.open(authority, &destination) {
-            return Err(open);
-        }
-        let waiting = Arc::clone(&destination.permits).acquire_owned();
-        let Ok(Ok(permit)) = tokio::time::timeout(wait, waiting).await else {
-            return Err(Closed::Full {
-                destination: authority.to_owned(),
-                max: self.0.policy.concurrency_max,
-            });
-        };
-        let now = self.0.now();
-        let mut state = destination.lock();
-        let pass = state.breaker.pass(now);
-        let pass = pass.map_err(|wait| closed(authority, &state, wait))?;
-        drop(state);
-        Ok(Entered {
+        self.door(authority).enter(wait).await
+    }
+
+    /// The destination itself, for who enters it again and again.
+    #[must_use]
+    pub fn door(&self, authority: &str) -> Door {
+        Door {
             inner: Arc::clone(&self.0),
-            destination,
-            pass,
-            _permit: permit,
-            settled: false,
-        })
+            destination: self.0.destination(authority),
+            authority: authority.to_owned(),
+        }
     }
 
     /// How all destinations stand that were ever entered.
@@ -181,6 +168,63 @@ impl Destinations {
             }
         };
         map.iter().map(one).collect()
+    }
+}
+
+/// One destination. See [`Destinations::door`].
+pub struct Door {
+    inner: Arc<Inner>,
+    destination: Arc<Destination>,
+    authority: String,
+}
+
+impl std::fmt::Debug for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Door").field(&self.authority).finish()
+    }
+}
+
+impl Door {
+    /// As [`Destinations::enter`].
+    ///
+    /// # Errors
+    /// [`Closed`].
+    pub async fn enter(&self, wait: Duration) -> Result<Entered, Closed> {
+        let Self {
+            inner,
+            destination,
+            authority,
+        } = self;
+        let permits = &destination.permits;
+        let permit = match Arc::clone(permits).try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                // Without a place first: whoever finds it open does not wait for those that are on their way.
+                if let Some(open) = inner.open(authority, destination) {
+                    return Err(open);
+                }
+                let waiting = Arc::clone(permits).acquire_owned();
+                let Ok(Ok(permit)) = tokio::time::timeout(wait, waiting).await else {
+                    return Err(Closed::Full {
+                        destination: authority.clone(),
+                        max: inner.policy.concurrency_max,
+                    });
+                };
+                permit
+            }
+        };
+        let now = inner.now();
+        let mut state = destination.lock();
+        let pass = state.breaker.pass(now);
+        let pass = pass.map_err(|wait| closed(authority, &state, wait))?;
+        drop(state);
+        Ok(Entered {
+            inner: Arc::clone(inner),
+            destination: Arc::clone(destination),
+            pass,
+            _permit: permit,
+            settled: false,
+        })
     }
 }
 

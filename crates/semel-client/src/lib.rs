@@ -32,10 +32,11 @@ mod guard;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-pub use self::destinations::{Closed, DestinationPolicy, DestinationState, Destinations, Entered};
+pub use self::destinations::{Closed, DestinationPolicy, DestinationState, Destinations, Door, Entered};
 use self::guard::{PrivateAddress, Resolver};
 
 use bytes::{Bytes, BytesMut};
+use http::response::Parts;
 use http::{HeaderMap, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
@@ -175,61 +176,68 @@ impl HttpClient {
         request: Request<Bytes>,
         deadline: Duration,
     ) -> Result<Response<Bytes>, ClientError> {
-        let target = origin(request.uri());
-        let head = OnceLock::new();
-        let fail = |kind, detail: String| ClientError {
-            kind,
-            target: target.clone(),
-            detail,
-            head: head.get().cloned(),
+        let url = request.uri().clone();
+        let head: OnceLock<Parts> = OnceLock::new();
+        let result = match tokio::time::timeout(deadline, self.exchange(request, &head)).await {
+            Ok(result) => result,
+            Err(_) => {
+                let text = match head.get() {
+                    Some(_) => format!("its end did not come within {} ms", deadline.as_millis()),
+                    None => format!("nothing within {} ms", deadline.as_millis()),
+                };
+                Err((ClientErrorKind::Unknown, text))
+            }
         };
+        let (kind, detail, head) = match (result, head.into_inner()) {
+            (Ok(body), Some(head)) => return Ok(Response::from_parts(head, body)),
+            (Ok(_), None) => (ClientErrorKind::Unknown, "no head".to_owned(), None),
+            (Err((kind, detail)), head) => (kind, detail, head),
+        };
+        Err(ClientError {
+            kind,
+            target: origin(&url),
+            detail,
+            head: head.map(|head| Box::new((head.status, head.headers))),
+        })
+    }
+
+    /// The answer's body, its head in `head` as soon as that is there.
+    async fn exchange(
+        &self,
+        request: Request<Bytes>,
+        head: &OnceLock<Parts>,
+    ) -> Result<Bytes, (ClientErrorKind, String)> {
         // A literal address is not resolved: it is looked at here. All others are by the resolver.
         if !self.limits.allow_private
             && let Some(address) = request.uri().host().and_then(guard::literal)
             && !guard::is_public(address)
         {
             let text = PrivateAddress { address }.to_string();
-            return Err(fail(ClientErrorKind::Private, text));
+            return Err((ClientErrorKind::Private, text));
         }
-        let call = async {
-            let answer = self.inner.request(request.map(Full::new)).await.map_err(|e| {
-                let (kind, text) = match private(&e) {
-                    Some(private) => (ClientErrorKind::Private, private.to_string()),
-                    None if e.is_connect() => (ClientErrorKind::NotSent, chain(&e)),
-                    None => (ClientErrorKind::Unknown, chain(&e)),
-                };
-                fail(kind, text)
-            })?;
-            let (parts, mut body) = answer.into_parts();
-            head.get_or_init(|| Box::new((parts.status, parts.headers.clone())));
-            let mut bytes = BytesMut::new();
-            while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|e| fail(ClientErrorKind::Unknown, chain(&e)))?;
-                if let Ok(data) = frame.into_data() {
-                    if bytes.len() + data.len() > self.limits.response_bytes_max {
-                        return Err(fail(
-                            ClientErrorKind::ResponseTooLarge,
-                            format!(
-                                "more than response_bytes_max = {}",
-                                self.limits.response_bytes_max
-                            ),
-                        ));
-                    }
-                    bytes.extend_from_slice(&data);
+        let answer = self.inner.request(request.map(Full::new)).await;
+        let answer = answer.map_err(|e| match private(&e) {
+            Some(private) => (ClientErrorKind::Private, private.to_string()),
+            None if e.is_connect() => (ClientErrorKind::NotSent, chain(&e)),
+            None => (ClientErrorKind::Unknown, chain(&e)),
+        })?;
+        let (parts, mut body) = answer.into_parts();
+        head.get_or_init(|| parts);
+        let mut bytes = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|e| (ClientErrorKind::Unknown, chain(&e)))?;
+            if let Ok(data) = frame.into_data() {
+                if bytes.len() + data.len() > self.limits.response_bytes_max {
+                    let text = format!(
+                        "more than response_bytes_max = {}",
+                        self.limits.response_bytes_max
+                    );
+                    return Err((ClientErrorKind::ResponseTooLarge, text));
                 }
+                bytes.extend_from_slice(&data);
             }
-            Ok(Response::from_parts(parts, bytes.freeze()))
-        };
-        match tokio::time::timeout(deadline, call).await {
-            Ok(result) => result,
-            Err(_) => Err(fail(
-                ClientErrorKind::Unknown,
-                match head.get() {
-                    Some(_) => format!("its end did not come within {} ms", deadline.as_millis()),
-                    None => format!("nothing within {} ms", deadline.as_millis()),
-                },
-            )),
         }
+        Ok(bytes.freeze())
     }
 }
 

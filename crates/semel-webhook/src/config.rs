@@ -79,6 +79,8 @@ pub(crate) struct Target {
     /// `host:port`, by which limits are kept.
     pub(crate) authority: String,
     pub(crate) query: String,
+    /// Where all topics go to one.
+    uri: Option<Uri>,
     pub(crate) topic_in_path: bool,
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
     pub(crate) secrets: Vec<Secret>,
@@ -128,7 +130,7 @@ impl Target {
             .collect::<Result<_, _>>()?;
         let secrets = config.secrets.iter().map(|text| Secret::parse(text));
         let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
-        Ok(Self {
+        let mut target = Self {
             authority: format!("{}:{port}", authority.host().to_ascii_lowercase()),
             secrets: secrets
                 .collect::<Result<_, _>>()
@@ -137,10 +139,23 @@ impl Target {
             query: uri.query().map(|query| format!("?{query}")).unwrap_or_default(),
             topic_in_path: config.topic_in_path,
             headers,
-        })
+            uri: None,
+        };
+        if !config.topic_in_path {
+            target.uri = target.url("").parse().ok();
+        }
+        Ok(target)
     }
 
-    /// Where events of this topic go. Topics hold nothing that a path would have to encode.
+    /// Where events of this topic go.
+    pub(crate) fn uri(&self, topic: &str) -> Result<Uri, http::Error> {
+        match &self.uri {
+            Some(uri) => Ok(uri.clone()),
+            None => Ok(self.url(topic).parse::<Uri>()?),
+        }
+    }
+
+    /// The same as text. Topics hold nothing that a path would have to encode.
     pub(crate) fn url(&self, topic: &str) -> String {
         if self.topic_in_path {
             format!("{}/{topic}{}", self.base, self.query)

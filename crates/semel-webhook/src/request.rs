@@ -1,9 +1,11 @@
 //! An event as an HTTP request.
 
-use bytes::Bytes;
+use std::borrow::Cow;
+
+use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, HeaderValue};
-use http::{HeaderMap, HeaderName, Request};
-use semel_core::cloudevents::header_value;
+use http::{HeaderMap, HeaderName, Method, Request};
+use semel_core::cloudevents::{header_value, header_value_len};
 use semel_core::limits::{self, LimitExceeded};
 use semel_core::store::OutboxRow;
 use semel_core::{Event, Timestamp, signature, wire};
@@ -31,6 +33,10 @@ names! {
     TOMBSTONE wire::TOMBSTONE;
 }
 
+/// Bytes of an id as text.
+const ID_BYTES: usize = 36;
+/// Bytes that the values of most events have together.
+const VALUES_BYTES: usize = 512;
 /// Headers of ours at most.
 const OURS: usize = 15;
 
@@ -41,40 +47,46 @@ pub(crate) fn request(
     now: Timestamp,
 ) -> Result<Request<Bytes>, http::Error> {
     let event = &row.event;
-    let id = event.id.to_string();
+    let mut id = [0; ID_BYTES];
+    let id = &*event.id.hyphenated().encode_lower(&mut id);
     let sent = signature::timestamp(now);
     let mut headers = HeaderMap::with_capacity(OURS + event.headers.len() + target.headers.len());
-    let mut add = |name: HeaderName, value: String| -> Result<(), http::Error> {
-        headers.append(name, HeaderValue::from_maybe_shared(Bytes::from(value))?);
+    // All values in one piece of memory.
+    let mut text = BytesMut::with_capacity(VALUES_BYTES);
+    let mut add = |name: HeaderName, parts: &[&[u8]]| -> Result<(), http::Error> {
+        for part in parts {
+            text.extend_from_slice(part);
+        }
+        headers.append(name, HeaderValue::from_maybe_shared(text.split().freeze())?);
         Ok(())
     };
-    add(KEY.clone(), format!("\"{id}\""))?;
+    add(KEY.clone(), &[b"\"", id.as_bytes(), b"\""])?;
     if !target.secrets.is_empty() {
         let body = event.data.as_deref().unwrap_or_default();
-        let signatures = signature::sign(&target.secrets, &id, &sent, body);
-        add(SIGNATURE.clone(), signatures)?;
+        let signatures = signature::sign(&target.secrets, id, &sent, body);
+        add(SIGNATURE.clone(), &[signatures.as_bytes()])?;
     }
-    add(ID.clone(), id.clone())?;
-    add(SENT.clone(), sent)?;
-    add(CE_ID.clone(), id)?;
-    add(CE_SOURCE.clone(), header_value(event.source.as_bytes()))?;
-    add(CE_TYPE.clone(), header_value(event.kind.as_bytes()))?;
-    add(CE_TIME.clone(), time(row.created_at))?;
-    add(TOPIC.clone(), event.topic.clone())?;
+    add(ID.clone(), &[id.as_bytes()])?;
+    add(SENT.clone(), &[sent.as_bytes()])?;
+    add(CE_ID.clone(), &[id.as_bytes()])?;
+    add(CE_SOURCE.clone(), &[&readable(event.source.as_bytes())])?;
+    add(CE_TYPE.clone(), &[&readable(event.kind.as_bytes())])?;
+    add(CE_TIME.clone(), &[row.created_at.rfc3339().as_bytes()])?;
+    add(TOPIC.clone(), &[event.topic.as_bytes()])?;
     if let Some(key) = &event.key {
-        add(CE_PARTITIONKEY.clone(), header_value(key))?;
+        add(CE_PARTITIONKEY.clone(), &[&readable(key)])?;
     }
     if let Some(sequence) = row.sequence() {
-        add(CE_SEQUENCE.clone(), sequence)?;
+        add(CE_SEQUENCE.clone(), &[sequence.as_bytes()])?;
     }
     if let Some(content_type) = &event.content_type {
-        add(CONTENT_TYPE, content_type.clone())?;
+        add(CONTENT_TYPE, &[content_type.as_bytes()])?;
     }
     if let Some(traceparent) = &event.traceparent {
-        add(TRACEPARENT.clone(), traceparent.clone())?;
+        add(TRACEPARENT.clone(), &[traceparent.as_bytes()])?;
     }
     for (name, value) in &event.headers {
-        add(passed_on(name)?, header_value(value))?;
+        add(passed_on(name)?, &[&readable(value)])?;
     }
     headers.append(CE_SPECVERSION.clone(), HeaderValue::from_static("1.0"));
     if event.data.is_none() {
@@ -83,10 +95,20 @@ pub(crate) fn request(
     for (name, value) in &target.headers {
         headers.append(name.clone(), value.clone());
     }
-    let url = target.url(&event.topic);
-    let mut request = Request::post(url).body(event.data.clone().unwrap_or_default())?;
+    let mut request = Request::new(event.data.clone().unwrap_or_default());
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = target.uri(&event.topic)?;
     *request.headers_mut() = headers;
     Ok(request)
+}
+
+/// As a header carries it; most values are so already.
+fn readable(bytes: &[u8]) -> Cow<'_, [u8]> {
+    if header_value_len(bytes) == bytes.len() {
+        Cow::Borrowed(bytes)
+    } else {
+        Cow::Owned(header_value(bytes).into_bytes())
+    }
 }
 
 /// Whether the sink or HTTP itself sets this header: a second one would say something else, or spoil every request.
@@ -139,10 +161,6 @@ pub(crate) fn check(event: &Event) -> Result<(), LimitExceeded> {
 
 fn passed_on(name: &str) -> Result<HeaderName, http::Error> {
     Ok(format!("semel-h-{name}").parse::<HeaderName>()?)
-}
-
-fn time(at: Timestamp) -> String {
-    at.rfc3339()
 }
 
 #[cfg(test)]

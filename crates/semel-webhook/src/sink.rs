@@ -1,11 +1,11 @@
 //! The sink.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use semel_client::{ClientErrorKind, Closed, Destinations, HttpClient, Limits};
+use semel_client::{ClientErrorKind, Closed, Destinations, Door, HttpClient, Limits};
 use semel_core::limits::LimitExceeded;
 use semel_core::store::{OutboxRow, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder};
 use semel_core::{Clock, Event, StoreError};
@@ -37,6 +37,8 @@ struct Post {
     client: HttpClient,
     target: Target,
     destinations: Destinations,
+    /// The target's, from the first request on.
+    door: OnceLock<Door>,
     clock: Arc<dyn Clock>,
 }
 
@@ -65,6 +67,7 @@ impl WebhookSink {
             client,
             target,
             destinations: config.destinations,
+            door: OnceLock::new(),
             clock: config.clock,
         };
         Ok(Self {
@@ -77,11 +80,10 @@ impl WebhookSink {
 async fn send(post: Arc<Post>, row: Arc<OutboxRow>, deadline: Duration) -> Result<(), SinkError> {
     let begun = post.clock.monotonic();
     // Whoever waits longer than half of the time for a place would have too little left for the exchange itself.
-    let entered = match post
-        .destinations
-        .enter(&post.target.authority, deadline / 2)
-        .await
-    {
+    let door = post
+        .door
+        .get_or_init(|| post.destinations.door(&post.target.authority));
+    let entered = match door.enter(deadline / 2).await {
         Ok(entered) => entered,
         Err(closed) => return Err(kept_back(&closed)),
     };
@@ -143,11 +145,13 @@ impl Sink for WebhookSink {
     }
 
     fn publish_many(&self, rows: &[Arc<OutboxRow>], deadline: Duration) -> SinkFuture {
-        let sends: Vec<_> = rows
-            .iter()
-            .map(|row| send(Arc::clone(&self.post), Arc::clone(row), deadline))
-            .collect();
-        Box::pin(join_all(sends))
+        let send = |row| send(Arc::clone(&self.post), Arc::clone(row), deadline);
+        // As a relay asks. A request on its way is large: it is moved as seldom as can be.
+        if let [row] = rows {
+            let sent = send(row);
+            return Box::pin(async move { vec![sent.await] });
+        }
+        Box::pin(join_all(rows.iter().map(|row| Box::pin(send(row)))))
     }
 
     /// Any answer at all to a `HEAD` of the URL: what it says about that method does not matter, so that a receiver
