@@ -1,5 +1,6 @@
 //! A relay's word to the others that it lives: by it they share the shards.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use semel_core::error::chain;
@@ -16,18 +17,33 @@ const LEAVING_MAX: Duration = Duration::from_secs(3);
 /// One run of a relay, as the others see it.
 pub(crate) struct Present {
     pub(crate) relay: Nonce,
+    /// When it last took its part in sharing, on the local clock.
+    shared_at: AtomicU64,
     /// The run ends.
     stop: CancellationToken,
     left: CancellationToken,
 }
 
 impl Present {
-    pub(crate) fn new(stop: CancellationToken) -> Self {
+    pub(crate) fn new(stop: CancellationToken, now: u64) -> Self {
         Self {
             relay: Nonce::random(),
+            shared_at: AtomicU64::new(now),
             stop,
             left: CancellationToken::new(),
         }
+    }
+
+    /// It has seen what there is to share.
+    pub(crate) fn shared(&self, now: u64) {
+        self.shared_at.store(now, Ordering::Relaxed);
+    }
+
+    /// Who neither takes nor gives, because a call hangs, must not count: the others would wait for it.
+    fn shares(&self, shell: &Shell) -> bool {
+        let lease = shell.config.lease_ms().unsigned_abs();
+        let at = self.shared_at.load(Ordering::Relaxed);
+        shell.clock.now_ms().saturating_sub(at) <= lease
     }
 
     /// Says so until the run ends, then takes it back. One call after the other, so that none overtakes the last.
@@ -41,9 +57,12 @@ impl Present {
             ms: config.lease_ms() - config.lease_ms() / 5,
         };
         while !self.stop.is_cancelled() {
-            let Some(said) = unless_stopped(&self.stop, store.attend(&presence)).await else {
-                break;
+            let said = if self.shares(shell) {
+                unless_stopped(&self.stop, store.attend(&presence)).await
+            } else {
+                Some(Ok(()))
             };
+            let Some(said) = said else { break };
             let wait = match said {
                 Ok(()) => config.lease / 5,
                 Err(error) => {

@@ -116,7 +116,7 @@ impl Relay {
             return Ok(());
         }
         let stop = CancellationToken::new();
-        let present = Arc::new(Present::new(stop.clone()));
+        let present = Arc::new(Present::new(stop.clone(), self.shell.clock.now_ms()));
         let mut helpers = Helpers {
             present: Arc::clone(&present),
             tasks: JoinSet::new(),
@@ -305,7 +305,9 @@ impl Relay {
                             // No renewal tells that the store answers again.
                             self.shell.status.totals(|totals| totals.trouble = None);
                         }
-                        balance.decide(self.shell.clock.now_ms(), &roster, self.leases.is_giving())
+                        let now = self.shell.clock.now_ms();
+                        present.shared(now);
+                        balance.decide(now, &roster, self.leases.is_giving())
                     }
                     Err(error) if error.retry() == Retry::Never => return Err(error),
                     Err(error) => {

@@ -78,6 +78,12 @@ pub enum Move {
 
 type Id = [u8; 16];
 
+struct Seen {
+    held: usize,
+    /// Since when it has held so many.
+    since: u64,
+}
+
 struct LeftOut {
     until: u64,
     /// What it held then: with more it counts again.
@@ -89,9 +95,9 @@ pub struct Balance {
     me: Id,
     lease_ms: u64,
     looked: Option<u64>,
-    /// Since when shards are free and relays are there, as far as was seen without a gap.
+    /// Since when shards are free, and what relays hold, as far as was seen without a gap.
     free: BTreeMap<u16, u64>,
-    seen: BTreeMap<Id, u64>,
+    seen: BTreeMap<Id, Seen>,
     left_out: BTreeMap<Id, LeftOut>,
     give_from: u64,
 }
@@ -157,7 +163,11 @@ impl Balance {
         self.left_out
             .retain(|relay, it| there.contains(relay) && now < it.until && held(roster, *relay) <= it.held);
         for relay in there {
-            self.seen.entry(relay).or_insert(now);
+            let (held, since) = (held(roster, relay), now);
+            let seen = self.seen.entry(relay).or_insert(Seen { held, since });
+            if seen.held != held {
+                *seen = Seen { held, since };
+            }
         }
     }
 
@@ -201,7 +211,7 @@ impl Balance {
         Some(Move::Give(last))
     }
 
-    /// Leaves out those that let a shard lie for a lease though they should have taken it; whether there are any.
+    /// Leaves out those that let a shard lie for a lease though they should have taken it, and took none; whether there are any.
     fn leave_out(&mut self, now: u64, shares: &BTreeMap<Id, Share>) -> bool {
         let since = self.free.values().min().copied().unwrap_or(now);
         let until = now.saturating_add(self.lease_ms.saturating_mul(LEFT_OUT_LEASES));
@@ -214,7 +224,9 @@ impl Balance {
             return false;
         }
         let idle = |(relay, share): &(&Id, &Share)| {
-            **relay != self.me && share.held < share.target && self.seen.get(*relay).is_some_and(overdue)
+            **relay != self.me
+                && share.held < share.target
+                && self.seen.get(*relay).is_some_and(|seen| overdue(&seen.since))
         };
         let idle: Vec<(Id, LeftOut)> = (shares.iter().filter(idle))
             .map(|(relay, share)| {

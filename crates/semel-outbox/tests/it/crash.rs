@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use semel_core::limits::LimitExceeded;
-use semel_core::relay::OwnedShard;
+use semel_core::relay::{Holding, OwnedShard};
 use semel_core::store::{
     Acquire, CursorSave, DeskChange, DeskRequest, Exception, ExceptionKind, Guarded, Opening, OutboxRow,
     PageSize, SinkError, SinkFuture, SinkOrder, Wish,
@@ -287,7 +287,12 @@ fn a_relay_that_stands_still_past_its_lease_is_not_counted_and_joins_again() {
         until("one owns all", async || held() == 4).await;
         let argument = format!("{url} {}", lines.display());
         let mut there = Run::test(TEST, "sharing", argument).start();
-        until("they share", async || held() == 2).await;
+        // Not in the middle of a transaction that takes one: nobody else could take that row while it is open.
+        until("they share", async || {
+            let roster = db.roster("default").await.unwrap();
+            held() == 2 && roster.shards.iter().all(|(_, holding)| *holding != Holding::Free)
+        })
+        .await;
         write().await;
         there.process.pause();
         write().await;

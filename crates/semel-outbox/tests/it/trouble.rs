@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use semel_core::store::SinkOrder;
-use semel_core::{Clock, ErrorKind, StoreError, SystemClock, Timestamp};
+use semel_core::{Clock, ErrorKind, OutboxStore as _, StoreError, SystemClock, Timestamp};
 use semel_outbox::RelayHandle;
 use semel_sqlite::Sqlite;
 
@@ -97,6 +97,23 @@ async fn a_call_that_hangs_keeps_no_relay_from_stopping() {
         until(reached, async || store.calls(reached) > 0).await;
         ends(relay.stop()).await.unwrap();
     }
+}
+
+/// It can neither take nor give, so the others do not leave its share to it.
+#[tokio::test]
+async fn a_relay_that_hears_nothing_of_the_others_is_not_counted_by_them() {
+    let (db, _dir) = sqlite().await;
+    let store = Troubled::new(db.clone(), &[("roster", Trouble::Hang)]);
+    let mut config = config();
+    config.lease = Duration::from_millis(500);
+    config.policy.send_timeout_ms = 400;
+    let relay = start(store.clone(), Arc::new(To(Receiver::new(ORDER))), config);
+    let relays = async || db.roster("default").await.unwrap().relays.len();
+    until("it says that it lives", async || relays().await == 1).await;
+    until("it says so no longer", async || relays().await == 0).await;
+    let said = store.calls("attend");
+    assert!(said <= 12, "{said} times");
+    ends(relay.stop()).await.unwrap();
 }
 
 #[tokio::test]

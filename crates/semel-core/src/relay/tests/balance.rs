@@ -19,7 +19,7 @@ fn id(n: u8) -> Nonce {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Works,
-    /// It says that it lives, keeps what it has, and neither takes nor gives.
+    /// It says that it lives, gives what it has too many, and takes nothing.
     Ghost,
     /// It holds shards and is not heard of.
     Silent,
@@ -101,7 +101,7 @@ impl World {
         for n in self.members.keys().copied().collect::<Vec<_>>() {
             let roster = if stale { old.clone() } else { self.roster() };
             let member = self.members.get_mut(&n).unwrap();
-            if member.kind != Kind::Works {
+            if member.kind == Kind::Silent {
                 continue;
             }
             if let Some((index, left)) = &mut member.giving {
@@ -114,6 +114,7 @@ impl World {
                 continue;
             }
             match member.balance.decide(self.now, &roster, false) {
+                Some(Move::Take) if member.kind == Kind::Ghost => {}
                 Some(Move::Take) => {
                     let free = self.shards.iter().find(|(_, it)| **it == Holding::Free);
                     if let Some(index) = free.map(|(index, _)| *index) {
@@ -279,7 +280,7 @@ proptest! {
         }
         let ghosts = kinds.contains(&Kind::Ghost);
         // One at a time, each drained, and a lease more for those that take nothing.
-        let enough = usize::from(shards) * (3 + usize::from(drain)) + 40 + if ghosts { 80 } else { 0 };
+        let enough = usize::from(shards) * (3 + usize::from(drain)) + 40 + if ghosts { 160 } else { 0 };
         for round in 0..enough {
             world.round(stale[round % 64]);
         }
