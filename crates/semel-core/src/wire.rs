@@ -37,6 +37,10 @@ pub const ATTEMPT: &str = "semel-attempt";
 /// Gateway to upstream: milliseconds that the caller will wait, from when it sent the request.
 pub const DEADLINE_MS: &str = "semel-deadline-ms";
 
+/// Gateway to upstream, and back on an answer: bytes that a Semel which receives them sends back with a `running` or
+/// `unknown` that it has of this very key. It takes them out of the request: nobody behind it can send them back.
+pub const HOP: &str = "semel-hop";
+
 /// Relay to receiver: the event's topic.
 pub const TOPIC: &str = "semel-topic";
 /// Relay to receiver: `1` on an event without data.

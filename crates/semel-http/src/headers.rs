@@ -19,5 +19,7 @@ pub const SEMEL_NO_STORE: HeaderName = HeaderName::from_static(wire::NO_STORE);
 pub const SEMEL_TOKEN: HeaderName = HeaderName::from_static(wire::TOKEN);
 /// Which attempt this is, from 1, for an upstream.
 pub const SEMEL_ATTEMPT: HeaderName = HeaderName::from_static(wire::ATTEMPT);
+/// What a gateway sends and an inner Semel sends back with its own word on the key.
+pub const SEMEL_HOP: HeaderName = HeaderName::from_static(wire::HOP);
 /// Milliseconds that the caller will wait, from when it sent the request.
 pub const SEMEL_DEADLINE_MS: HeaderName = HeaderName::from_static(wire::DEADLINE_MS);

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::Body as HttpBody;
+use semel_core::wire::Memory;
 use semel_core::{Clock, Key, SystemClock};
 use tower_service::Service;
 use tracing::Instrument as _;
@@ -17,8 +18,10 @@ use tracing::Instrument as _;
 use crate::body::{Body, BoxError};
 use crate::collect::{Collected, collect};
 use crate::config::Mode;
+use crate::headers::{SEMEL_GUARANTEE, SEMEL_HOP, SEMEL_OUTCOME};
 use crate::key::{Found, KeyError};
 use crate::observe::Event;
+use crate::policy::OutcomeWord;
 use crate::problem::ProblemKind;
 use crate::route::Routes;
 use crate::run::{self, Detach, Job, Turn};
@@ -291,7 +294,7 @@ fn in_the_body(
 async fn keyed<S, ReqBody, ResBody>(
     shared: Arc<Shared>,
     inner: S,
-    parts: Box<Parts>,
+    mut parts: Box<Parts>,
     body: ReqBody,
     found: Option<Found>,
 ) -> Result<Response<Body>, S::Error>
@@ -304,11 +307,46 @@ where
     ResBody: HttpBody<Data = Bytes> + Send + 'static,
     ResBody::Error: Into<BoxError>,
 {
+    // Not for the handler: what it calls could send it back.
+    let hop = parts.headers.remove(SEMEL_HOP);
+    // Nor has one that only counts a word of its own.
+    let hop = hop.filter(|_| shared.config.mode == Mode::Enforce);
     let unasked = match prepare(&shared, inner, parts, body, found).await {
         Way::Run(unasked) => unasked,
         Way::Pass(mut inner, request) => return pass(inner.call(*request)).await,
         Way::Refused(Refusal(kind, detail)) => return Ok(shared.refused(kind, detail)),
     };
+    let mut response = decided(shared, unasked).await?;
+    if let Some(hop) = hop {
+        send_back(&mut response, hop);
+    }
+    Ok(response)
+}
+
+/// Says to the gateway before this layer that `running` and `unknown` are this layer's word on the key that it sent. One that
+/// ran without a key has none.
+fn send_back(response: &mut Response<Body>, hop: HeaderValue) {
+    let headers = response.headers_mut();
+    let word = OutcomeWord::read(headers.get(SEMEL_OUTCOME));
+    let open = matches!(word, Some(OutcomeWord::Running | OutcomeWord::Unknown));
+    let keyed = headers
+        .get(SEMEL_GUARANTEE)
+        .is_some_and(|value| Memory::of(value.as_bytes()) != Memory::None);
+    headers.remove(SEMEL_HOP);
+    if open && keyed {
+        headers.insert(SEMEL_HOP, hop);
+    }
+}
+
+/// What becomes of a request with a key.
+async fn decided<S, ResBody>(shared: Arc<Shared>, unasked: Unasked<S>) -> Result<Response<Body>, S::Error>
+where
+    S: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    ResBody: HttpBody<Data = Bytes> + Send + 'static,
+    ResBody::Error: Into<BoxError>,
+{
     let Unasked {
         parts,
         body,

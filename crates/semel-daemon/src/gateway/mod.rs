@@ -14,7 +14,9 @@
 //!   `reconcile_url` says what became of it; it is asked at once, and by each retry that meets the unknown key. With `trust_unavailable` the upstream's 501, and 503 with `Retry-After`,
 //!   give the key back.
 //! - Crash of the gateway after a request was sent: its key reads as unknown when its lease ends.
-//! - An inner Semel's `running` and `unknown` are passed on and never stored: the retry asks it again (rule K12).
+//! - An inner Semel's `running` and `unknown` are passed on and never stored: the retry asks it again (rule K12). That they are
+//!   its word on this key, and not that of one behind the upstream, it proves by sending back what only it was sent (`Semel-Hop`);
+//!   without that they are unknown, for the upstream may have done something itself.
 //! - A path that two servers may read differently meets the route that requires a key, and is forwarded as it was sent.
 //!
 //! # What the upstream sees and may say
@@ -33,6 +35,7 @@
 mod body;
 mod client;
 mod config;
+mod cors;
 mod direct;
 mod failure;
 mod forward;
@@ -246,7 +249,26 @@ impl Gateway {
     }
 
     /// The answer to one request; `peer` is who connected.
-    pub(crate) fn call(&self, mut request: Request<Outgoing>, peer: Option<&Peer>) -> Answering {
+    pub(crate) fn call(&self, request: Request<Outgoing>, peer: Option<&Peer>) -> Answering {
+        let Some(origins) = &self.0.front.cors_origins else {
+            return self.answer(request, peer);
+        };
+        if let Some(answer) = origins.preflight(&request) {
+            return answer.into();
+        }
+        let page = origins.page(request.headers());
+        let answer = self.answer(request, peer);
+        Answering::later(async move {
+            let mut answer = match answer.await {
+                Ok(answer) => answer,
+                Err(never) => match never {},
+            };
+            page.mark(answer.headers_mut());
+            answer
+        })
+    }
+
+    fn answer(&self, mut request: Request<Outgoing>, peer: Option<&Peer>) -> Answering {
         let inner = &self.0;
         for name in &inner.named {
             request.headers_mut().remove(name);

@@ -12,8 +12,11 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Versio
 use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
 use hyper::upgrade::OnUpgrade;
+use semel_core::host::random_16;
+use semel_core::key::hex;
 use semel_core::{Clock as _, Key, SystemClock, crash_point};
-use semel_http::headers::SEMEL_OUTCOME;
+use semel_http::headers::{SEMEL_GUARANTEE, SEMEL_HOP, SEMEL_OUTCOME};
+use semel_http::policy::OutcomeWord;
 use semel_http::{Body, ClaimInfo, Disposition, KeepFor, Problem};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
@@ -129,8 +132,14 @@ impl Proxy {
         };
         let end = SystemClock.monotonic() + inner.sending.total;
         let asked = inner.reconciler.is_some().then(|| parts.headers.clone());
+        // What a Semel there sends back with its own word on this key, and nobody behind it can.
+        let hop = HeaderValue::try_from(hex(&random_16())).ok();
+        if let Some(hop) = &hop {
+            parts.headers.insert(SEMEL_HOP, hop.clone());
+        }
         match inner.attempts(parts, whole.to_bytes(), end).await {
-            Sent::Answer(answer) => {
+            Sent::Answer(mut answer) => {
+                only_its_own_word(answer.headers_mut(), hop.as_ref());
                 if let Some(asked) = asked {
                     return Box::pin(inner.clear_answer(&asked, &claim.key, answer, end)).await;
                 }
@@ -435,6 +444,18 @@ fn keyed_answer(answer: Response<Arriving>, end: Duration) -> Response<Reply> {
     said(&mut parts.headers, &mut parts.extensions);
     let body = Answer::new(body, Patience::Until(end));
     Response::from_parts(parts, Reply::Upstream(Box::new(body)))
+}
+
+/// Takes `running` and `unknown` for a Semel's word on this very key only where it was sent back what this request had. What
+/// an upstream passes on from one behind it is not: the upstream may have done something itself before.
+fn only_its_own_word(headers: &mut HeaderMap, hop: Option<&HeaderValue>) {
+    if headers.remove(SEMEL_HOP).as_ref() == hop {
+        return;
+    }
+    let word = OutcomeWord::read(headers.get(SEMEL_OUTCOME));
+    if matches!(word, Some(OutcomeWord::Running | OutcomeWord::Unknown)) {
+        headers.remove(SEMEL_GUARANTEE);
+    }
 }
 
 /// Takes the control headers out of an answer and obeys them. `Semel-Outcome` and `Semel-No-Store` are the layer's.

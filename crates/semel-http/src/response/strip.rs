@@ -19,7 +19,7 @@ fn is_stripped(name: &str) -> bool {
         | "alt-svc" | "request-id" | "x-request-id" | "x-correlation-id" | "traceparent" | "tracestate"
         | "server-timing"
         // Ours, set anew on each answer. The guarantee is kept: it is the handler's word.
-        | wire::IDEMPOTENT_REPLAYED | wire::OUTCOME | wire::NO_STORE | wire::RETAINED_UNTIL => true,
+        | wire::IDEMPOTENT_REPLAYED | wire::OUTCOME | wire::NO_STORE | wire::RETAINED_UNTIL | wire::HOP => true,
         _ => matches!(name.as_bytes().first(), Some(b'a' | b'r' | b'x'))
             && STRIPPED_PREFIXES.iter().any(|prefix| name.starts_with(prefix)),
     }

@@ -221,6 +221,18 @@ pub(crate) const GATEWAY: Section = Section {
             "keyed requests of one route that run at a time; more get 503",
         ),
         field(
+            "behind_max",
+            "number",
+            "4096",
+            "withdrawals and outcomes of one route that wait for a store which gives no answer; at so many no more claims are sent",
+        ),
+        field(
+            "behind_bytes_max",
+            "bytes",
+            "67108864",
+            "bytes of the outcomes among them; of one beyond that only what came of it is kept",
+        ),
+        field(
             "owner_lost",
             "`\"hold\"` or `\"rerun\"`",
             "`\"hold\"`",
@@ -341,6 +353,12 @@ pub(crate) const GATEWAY: Section = Section {
             "how long a client may send nothing of a body it began, or read nothing of its answer",
         ),
         field(
+            "cors_origins",
+            "list of texts",
+            "none",
+            "origins whose pages may send requests and read answers, replays and problems (`https://shop.example`, with credentials; `*` for all, without); preflights of these are answered here",
+        ),
+        field(
             "client_idle_ms",
             "ms",
             "75000",
@@ -402,6 +420,8 @@ pub(crate) const ROUTE: Section = Section {
         field("waiters_max", "number", SAME, "as there"),
         field("store_ms_max", "ms", SAME, "as there"),
         field("running_max", "number", SAME, "as there"),
+        field("behind_max", "number", SAME, "as there"),
+        field("behind_bytes_max", "bytes", SAME, "as there"),
         field("owner_lost", "`\"hold\"` or `\"rerun\"`", SAME, "as there"),
         field("release_on", "list of numbers", SAME, "as there"),
         field("trust_unavailable", "true or false", SAME, "as there"),

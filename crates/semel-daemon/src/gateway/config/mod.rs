@@ -13,6 +13,7 @@ use http::header::{HeaderName, HeaderValue};
 use http::{Method, Uri};
 use rustls::{ClientConfig, ServerConfig};
 
+use super::cors::Origins;
 use super::path::Pattern;
 use crate::config::read::{At, Table};
 
@@ -159,6 +160,8 @@ pub(crate) struct FrontConfig {
     pub(crate) header_bytes_max: usize,
     /// Bytes of the body of a request without a key.
     pub(crate) unkeyed_bytes_max: Option<u64>,
+    /// Whose pages may read what, from other origins.
+    pub(crate) cors_origins: Option<Origins>,
     /// How long a head may take.
     pub(crate) head_timeout: Duration,
     /// How long nothing may move in a body.
@@ -264,6 +267,40 @@ fn count(table: &Table<'_>, name: &'static str, max: u64, default: usize) -> usi
         .unwrap_or(default)
 }
 
+/// The origins of `cors_origins`, as browsers write them.
+fn cors_origins(table: &Table<'_>) -> Option<Origins> {
+    let texts = table.texts("cors_origins")?;
+    if let [At { value, .. }] = &texts[..]
+        && value == "*"
+    {
+        return Some(Origins::Any);
+    }
+    let mut origins = Vec::with_capacity(texts.len());
+    for At { value, span } in texts {
+        let origin = value.parse::<Uri>().ok().filter(|uri| {
+            let scheme = matches!(uri.scheme_str(), Some("http" | "https"));
+            let host = uri.authority().map_or("", |authority| authority.as_str());
+            // No path, and nothing that a browser would write in another way.
+            scheme
+                && value
+                    == format!(
+                        "{}://{}",
+                        uri.scheme_str().unwrap_or_default(),
+                        host.to_ascii_lowercase()
+                    )
+        });
+        match origin.and_then(|_| HeaderValue::try_from(&value).ok()) {
+            Some(origin) => origins.push(origin),
+            None => table.mistake(
+                span,
+                format!("`{value}` is no origin"),
+                "write scheme, host and, unless it is the usual one, port, such as \"https://shop.example\"; or \"*\" alone",
+            ),
+        }
+    }
+    Some(Origins::These(origins))
+}
+
 fn front(table: &Table<'_>, tls: Option<Arc<ServerConfig>>) -> FrontConfig {
     let streams = count(table, "streams_max", 10_000, 128);
     FrontConfig {
@@ -273,6 +310,7 @@ fn front(table: &Table<'_>, tls: Option<Arc<ServerConfig>>) -> FrontConfig {
         headers_max: count(table, "headers_max", 1_000, 96),
         header_bytes_max: count(table, "header_bytes_max", 1 << 20, 32_768),
         unkeyed_bytes_max: table.number("unkeyed_bytes_max", 0..=1 << 40),
+        cors_origins: cors_origins(table),
         head_timeout: ms(table, "head_timeout_ms", Duration::from_secs(10)),
         body_idle: ms(table, "body_idle_ms", Duration::from_secs(30)),
         client_idle: ms(table, "client_idle_ms", Duration::from_secs(75)),

@@ -258,6 +258,8 @@ const OF_KEYS: &[&str] = &[
     "tombstone_ms",
     "wait_ms_max",
     "running_max",
+    "behind_max",
+    "behind_bytes_max",
     "owner_lost",
     "release_on",
     "trust_unavailable",
@@ -351,6 +353,8 @@ fn layer(table: &Table<'_>, base: &semel_http::Config) -> semel_http::Config {
             .number("store_ms_max", 1..=semel_core::claim::WITHDRAWN_MS as u64)
             .unwrap_or(base.store_ms_max),
         running_max: count("running_max", 1..=100_000, base.running_max),
+        behind_max: count("behind_max", 1..=1_000_000, base.behind_max),
+        behind_bytes_max: count("behind_bytes_max", 0..=1 << 40, base.behind_bytes_max),
         owner_lost: table.word("owner_lost", &words).unwrap_or(base.owner_lost),
         status: semel_http::StatusPolicy {
             distrust_unavailable: table

@@ -165,6 +165,14 @@ fn each_mistake_says_what_to_write_instead() {
             "unknown field `retention_days`",
         ),
         (
+            "upstream = \"http://u\"\nanonymous = true\ncors_origins = [\"https://shop.example/\"]",
+            "is no origin",
+        ),
+        (
+            "upstream = \"http://u\"\nanonymous = true\ncors_origins = [\"https://a\", \"*\"]",
+            "is no origin",
+        ),
+        (
             "upstream = \"http://u\"\nanonymous = true\nstore_ms_max = 60001",
             "outside 1 to 60000",
         ),
@@ -191,6 +199,8 @@ fn the_defaults_are_those_of_the_documentation() {
             "waiters_max" => own.layer.waiters_max.to_string(),
             "store_ms_max" => own.layer.store_ms_max.to_string(),
             "running_max" => own.layer.running_max.to_string(),
+            "behind_max" => own.layer.behind_max.to_string(),
+            "behind_bytes_max" => own.layer.behind_bytes_max.to_string(),
             "connect_timeout_ms" => read.proxy.connect.as_millis().to_string(),
             "total_timeout_ms" => own.sending.total.as_millis().to_string(),
             "first_byte_timeout_ms" => own.sending.first_byte.as_millis().to_string(),

@@ -189,14 +189,14 @@ async fn the_upstreams_control_headers_are_obeyed_and_stripped() {
 /// Rule K12.
 #[tokio::test]
 async fn an_inner_semels_running_is_passed_on_and_the_retry_asks_it_again() {
-    let guarantee = "semel-guarantee: guarded";
+    let (guarantee, hop) = ("semel-guarantee: guarded", "semel-hop: {hop}");
     let upstream = Upstream::start(move |n| match n {
         1 => answer(
             "409 Conflict",
-            &["semel-outcome: running", guarantee, "retry-after: 1"],
+            &["semel-outcome: running", guarantee, hop, "retry-after: 1"],
             "",
         ),
-        2 => answer("409 Conflict", &["semel-outcome: unknown", guarantee], ""),
+        2 => answer("409 Conflict", &["semel-outcome: unknown", guarantee, hop], ""),
         3 => answer(
             "503 Away",
             &["semel-outcome: refused", guarantee, "retry-after: 1"],
@@ -218,6 +218,7 @@ async fn an_inner_semels_running_is_passed_on_and_the_retry_asks_it_again() {
             Some("guarded"),
             "the inner one's word"
         );
+        assert_eq!(answer.header("semel-hop"), None);
     }
     let kept = world.send(post("a")).await;
     assert_eq!(
@@ -225,6 +226,96 @@ async fn an_inner_semels_running_is_passed_on_and_the_retry_asks_it_again() {
         (201, &b"done"[..], true)
     );
     assert_eq!(upstream.count(), 4);
+}
+
+/// The upstream did something of its own, called another Semel, and passes that one's answer on.
+#[tokio::test]
+async fn the_word_of_a_semel_behind_the_upstream_does_not_give_the_key_back() {
+    for (word, hop) in [
+        ("running", "x-other: 1"),
+        ("unknown", "x-other: 1"),
+        ("running", "semel-hop: 00"),
+    ] {
+        let upstream = Upstream::start(move |_| {
+            let word = format!("semel-outcome: {word}");
+            answer("409 Conflict", &[&word, "semel-guarantee: guarded", hop], "")
+        })
+        .await;
+        let world = World::new(upstream.address, "");
+        for _ in 0..2 {
+            assert_eq!(world.send(post("a")).await.outcome(), "unknown", "{word}");
+        }
+        assert_eq!(upstream.count(), 1, "{word}: what it did is not done again");
+    }
+}
+
+/// A page of a shop, its API behind a gateway on another origin.
+#[tokio::test]
+async fn a_replay_and_a_problem_can_be_read_by_a_page_of_another_origin() {
+    let shop = "https://shop.example";
+    let upstream = Upstream::start(|_| {
+        let own = "access-control-allow-origin: https://of-the-upstream.example";
+        answer("201 Created", &[own], "done")
+    })
+    .await;
+    for (lines, allowed) in [
+        (
+            "cors_origins = [\"https://other.example\", \"https://shop.example\"]",
+            shop,
+        ),
+        ("cors_origins = [\"*\"]", "*"),
+    ] {
+        let world = World::new(upstream.address, &format!("{lines}\nrequest_bytes_max = 5"));
+        let from = |mut request: Request<axum::body::Body>, origin: &'static str| {
+            let origin = HeaderValue::from_static(origin);
+            request.headers_mut().insert("origin", origin);
+            request
+        };
+        let large = || {
+            let mut request = post("b");
+            *request.body_mut() = axum::body::Body::from("longer than that");
+            request
+        };
+        let answers = [
+            world.send(from(post("a"), shop)).await,
+            world.send(from(post("a"), shop)).await,
+            world.send(from(large(), shop)).await,
+            world.send(from(request("PUT", "/orders", "a"), shop)).await,
+        ];
+        assert!(answers[1].replayed());
+        assert_eq!(answers[2].code(), "SEM0403");
+        for answer in &answers {
+            assert_eq!(
+                answer.header("access-control-allow-origin"),
+                Some(allowed),
+                "{answer:?}"
+            );
+            let credentials = answer.header("access-control-allow-credentials");
+            assert_eq!(credentials, (allowed != "*").then_some("true"));
+            let exposed = answer.header("access-control-expose-headers").unwrap();
+            assert!(exposed.contains("Idempotent-Replayed") && exposed.contains("Semel-Outcome"));
+        }
+        let mut asks = from(request("OPTIONS", "/orders", "a"), shop);
+        for (name, value) in [
+            ("access-control-request-method", "POST"),
+            ("access-control-request-headers", "idempotency-key"),
+        ] {
+            let value = HeaderValue::from_static(value);
+            asks.headers_mut().insert(name, value);
+        }
+        let sent = upstream.count();
+        let may = world.send(asks).await;
+        assert_eq!((may.status, upstream.count()), (204, sent), "answered here");
+        assert_eq!(may.header("access-control-allow-origin"), Some(allowed));
+        assert_eq!(may.header("access-control-allow-methods"), Some("POST"));
+        assert_eq!(
+            may.header("access-control-allow-headers"),
+            Some("idempotency-key")
+        );
+        let stranger = world.send(from(post("a"), "https://evil.example")).await;
+        let told = stranger.header("access-control-allow-origin");
+        assert_eq!(told, (allowed == "*").then_some("*"));
+    }
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 /// What it does with a request.
 #[derive(Debug, Clone)]
 pub(super) enum Does {
-    /// Sends these bytes and closes.
+    /// Sends these bytes, with what the gateway sent along for `{hop}`, and closes.
     Sends(String),
     /// Closes without a byte.
     Closes,
@@ -58,13 +58,21 @@ impl Upstream {
                 if request.is_empty() {
                     continue;
                 }
+                let hop = request
+                    .lines()
+                    .find_map(|line| line.strip_prefix("semel-hop: "))
+                    .unwrap_or_default()
+                    .to_owned();
                 let n = {
                     let mut seen = requests.lock().unwrap();
                     seen.push(request);
                     seen.len()
                 };
                 match does(n) {
-                    Does::Sends(bytes) => stream.write_all(bytes.as_bytes()).await.unwrap(),
+                    Does::Sends(bytes) => {
+                        let bytes = bytes.replace("{hop}", &hop);
+                        stream.write_all(bytes.as_bytes()).await.unwrap();
+                    }
                     Does::Closes => {}
                     Does::Hangs(bytes) => {
                         stream.write_all(bytes.as_bytes()).await.unwrap();
