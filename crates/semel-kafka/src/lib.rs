@@ -14,7 +14,7 @@ mod sink;
 mod topic_id;
 mod transaction;
 
-pub use access::{KafkaAccess, KafkaCertificate, KafkaSasl, KafkaTls, SaslMechanism};
+pub use access::{KafkaAccess, KafkaCertificate, KafkaSasl, KafkaTls, SaslMechanism, TLS_MISSING};
 pub use arrivals::{ArrivalsConfig, ArrivalsRead, Arrived, read_arrivals};
 pub use consumer::{Consumer, ConsumerConfig, Dedup, MessageId, Start};
 pub use log::{KafkaLog, KafkaLogConfig};

@@ -14,8 +14,8 @@ use semel_core::{ErrorKind, StoreError};
 pub(crate) use self::refusal::why_not;
 use crate::client::canonical;
 
-/// The page of what another build would do.
-const CODE: &str = "SEM0303";
+/// The code of an error for what a build with TLS would do.
+pub const TLS_MISSING: &str = "SEM0303";
 
 /// How a client comes to the brokers. By default neither encrypted nor under a name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -104,7 +104,7 @@ impl KafkaAccess {
                 "{what} needs OpenSSL, which this build has not: build it with the feature `kafka-tls` (of the crate \
                  semel-kafka: `tls`)"
             );
-            return Err(invalid(text).with_code(CODE));
+            return Err(invalid(text).with_code(TLS_MISSING));
         }
         let own = self.settings();
         for name in properties.keys().map(|name| canonical(name)) {
@@ -238,7 +238,7 @@ mod tests {
             (none.clone(), property("ssl.ca.location", "/ca.pem")),
         ] {
             let error = access.fits(&properties, false).unwrap_err();
-            assert_eq!((error.code(), error.kind()), ("SEM0303", ErrorKind::Invalid));
+            assert_eq!((error.code(), error.kind()), (TLS_MISSING, ErrorKind::Invalid));
             assert!(error.to_string().contains("`kafka-tls`"), "{error}");
             access.fits(&properties, true).unwrap();
         }

@@ -24,10 +24,10 @@ use crate::client::{self, Said};
 /// of a processor: the driver rounds the last part of one down to nothing and asks again and again.
 const POLL: Duration = Duration::from_secs(1);
 
-/// Requests to a broker at once. A broker works on one of a connection at a time, so the second hides the way between, and more
-/// hide nothing. With more than there are partitions, librdkafka's thread would not sleep while requests are on their way
-/// and records wait behind them: it asks without end whether one may go (decision 0068).
-const REQUESTS_IN_FLIGHT: &str = "2";
+/// Requests to a broker at once. A broker works on one of a connection at a time, so that more than a few hide no waiting. With
+/// as many as there are partitions, librdkafka's thread would not sleep while requests are on their way and records wait behind
+/// them: it asks without end whether one may go (decision 0068).
+const REQUESTS_IN_FLIGHT: &str = "3";
 
 /// Records that are handed over before a failure is looked for again.
 const AT_ONCE: usize = 64;

@@ -131,7 +131,7 @@ pub(super) fn read(kafka: &Table<'_>, properties: &BTreeMap<String, String>) -> 
     #[cfg(feature = "kafka")]
     if let Err(error) = access.to_kafka().check(properties) {
         let fix = match error.code() {
-            "SEM0303" => "build it with: cargo build --release --features kafka-tls",
+            semel_kafka::TLS_MISSING => "build it with: cargo build --release --features kafka-tls",
             _ => "mend tls, sasl or properties",
         };
         kafka.mistake(kafka.span(), semel_core::error::chain(&error), fix);
