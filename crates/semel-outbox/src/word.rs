@@ -27,6 +27,8 @@ pub async fn leave_word(
         owner: config.owner.clone(),
         nonce: Nonce::random(),
         lease_ms: config.lease_ms(),
+        // None that the others know: it takes part in no sharing.
+        relay: Nonce::random(),
     };
     let note = note_text(&format!("stopped: {}", chain(why)));
     let leases: Vec<_> = store

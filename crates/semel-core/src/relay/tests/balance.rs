@@ -253,6 +253,27 @@ fn a_relay_that_lives_and_takes_nothing_keeps_no_shard_from_the_others() {
     assert!(world.is_balanced() && world.held(9) > 0);
 }
 
+#[test]
+fn shards_are_given_one_at_a_time_and_the_odd_one_stays_where_it_is() {
+    let roster = |mine: u16, others: u16| Roster {
+        relays: vec![id(1), id(2)],
+        shards: (0..mine + others)
+            .map(|index| (index, Holding::Relay(if index < mine { id(2) } else { id(1) })))
+            .collect(),
+    };
+    let mut balance = Balance::new(id(2), LEASE);
+    assert_eq!(balance.decide(1, &roster(4, 0), false), Some(Move::Give(3)));
+    let next = 1 + LEASE / 5;
+    assert_eq!(balance.decide(next - 1, &roster(4, 0), false), None, "too soon");
+    assert_eq!(
+        balance.decide(next, &roster(4, 0), true),
+        None,
+        "the last one is not released"
+    );
+    assert_eq!(balance.decide(next, &roster(3, 1), false), Some(Move::Give(2)));
+    assert_eq!(balance.decide(2 * next, &roster(2, 1), false), None);
+}
+
 proptest! {
     /// Whoever holds what at first, whoever is there, and on old news too.
     #[test]
