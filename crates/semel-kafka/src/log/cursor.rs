@@ -24,6 +24,8 @@ use crate::sink::class::class;
 
 /// How long one question may take.
 const ASK: Duration = Duration::from_secs(5);
+/// How long before a question is asked again.
+const AGAIN: Duration = Duration::from_millis(50);
 /// How long to listen for why nobody answers.
 const LISTEN: Duration = Duration::from_secs(1);
 /// How long what was said then is taken in: each line of it is an event of its own.
@@ -310,9 +312,20 @@ pub(super) fn read(config: &KafkaLogConfig, shard: &ShardId) -> Result<Option<Lo
 
 /// The first offset of a shard's partition and the one behind the last, for this reader.
 fn ends(reader: &BaseConsumer, topic: &str, shard: &ShardId) -> Result<(i64, i64), SinkError> {
-    reader
-        .fetch_watermarks(topic, i32::from(shard.index), ASK)
-        .map_err(|error| failed("asking for the cursor topic's end", &error))
+    let until = SystemClock.monotonic() + ASK;
+    loop {
+        match reader.fetch_watermarks(topic, i32::from(shard.index), ASK) {
+            Ok(ends) => return Ok(ends),
+            // Of a partition that was made or moved just now, which its broker has not heard of.
+            Err(error)
+                if error.rdkafka_error_code() == Some(Code::NotLeaderForPartition)
+                    && SystemClock.monotonic() < until =>
+            {
+                std::thread::sleep(AGAIN);
+            }
+            Err(error) => return Err(failed("asking for the cursor topic's end", &error)),
+        }
+    }
 }
 
 fn read_to(
