@@ -87,18 +87,20 @@ pub(super) struct Backlog {
 
 impl Backlog {
     pub(super) async fn new(rows: u32, held: bool) -> Self {
-        Self::prepared(rows, held, "").await
+        Self::prepared(rows, held, &[]).await
     }
 
     /// With something done before the first row is written.
-    pub(super) async fn prepared(rows: u32, held: bool, before: &'static str) -> Self {
+    pub(super) async fn prepared(rows: u32, held: bool, before: &[&'static str]) -> Self {
         let topic = kafka().fresh_topic(PARTITIONS);
         let url = postgres().fresh_database();
         let store = Postgres::connect(semel_postgres::Config::new(&url))
             .await
             .unwrap();
         store.migrate().await.unwrap();
-        sqlx::raw_sql(before).execute(store.pool()).await.unwrap();
+        for text in before {
+            sqlx::raw_sql(*text).execute(store.pool()).await.unwrap();
+        }
         let mut held = if held {
             Some(PgConnection::connect(&url).await.unwrap())
         } else {

@@ -126,14 +126,14 @@ impl Peer {
         program.is_file().then_some(program)
     }
 
-    /// What must be there before the first row is written.
-    fn before(self) -> &'static str {
+    /// What must be there before the first row is written: texts that are transactions of their own.
+    const fn before(self) -> &'static [&'static str] {
         match self {
-            Self::Debezium { .. } => {
-                "CREATE PUBLICATION peer FOR TABLE semel.outbox WITH (publish = 'insert'); \
-                 DO $$ BEGIN PERFORM pg_create_logical_replication_slot(current_database()::text, 'pgoutput'); END $$"
-            }
-            _ => "",
+            Self::Debezium { .. } => &[
+                "CREATE PUBLICATION peer FOR TABLE semel.outbox WITH (publish = 'insert')",
+                "SELECT pg_create_logical_replication_slot(current_database()::text, 'pgoutput')",
+            ],
+            _ => &[],
         }
     }
 
@@ -171,17 +171,20 @@ impl Peer {
     fn steadily(self, backlog: &Backlog) -> Running {
         let dir = tempfile::tempdir().unwrap();
         let (url, database) = (backlog.url.clone(), database(&backlog.url).to_owned());
-        let before = format!(
-            "psql -Xq {url} -v ON_ERROR_STOP=1 -c \"{}\"",
-            self.before().replace('$', "\\$")
-        );
-        assert!(
-            Command::new("sh")
-                .args(["-c", &before])
-                .status()
-                .unwrap()
-                .success()
-        );
+        for text in self.before() {
+            let mut psql = Command::new("psql");
+            psql.args([
+                "-Xq",
+                &url,
+                "-v",
+                "ON_ERROR_STOP=1",
+                "-o",
+                "/dev/null",
+                "-c",
+                text,
+            ]);
+            assert!(psql.status().unwrap().success());
+        }
         let process = self.start(backlog, dir.path());
         let active = format!("SELECT active FROM pg_replication_slots WHERE slot_name = '{database}'");
         let until = Instant::now() + WITHIN;

@@ -14,6 +14,7 @@ on_each_store![
     a_duplicate_runs_by_itself_when_the_first_gave_the_key_back,
     a_duplicate_waits_at_most_the_cap_and_is_told_when_to_come_back,
     a_duplicate_waits_at_most_the_cap_also_for_a_silent_store,
+    a_gateway_that_asks_is_sent_back_what_it_sent_with_running_alone,
     a_duplicate_of_a_lost_owner_stops_waiting_when_the_lease_ends,
     a_store_that_tells_wakes_a_waiter_of_another_process_at_once,
     a_duplicate_is_told_to_come_back_when_runs_usually_end,
@@ -125,6 +126,49 @@ async fn a_duplicate_waits_at_most_the_cap_and_is_told_when_to_come_back(world: 
         gate.open_once();
         assert_eq!(first.await.unwrap().status, 201);
     }
+}
+
+/// By it the gateway knows that this layer runs the key that it sent. The handler does not see it, and what it says has no weight.
+async fn a_gateway_that_asks_is_sent_back_what_it_sent_with_running_alone(world: World) {
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let layer = world.layer_with(|config| config.wait_ms_max = 0);
+    let handler = {
+        let gate = gate.clone();
+        move |_| {
+            let gate = gate.clone();
+            async move {
+                gate.pass().await;
+                let mut made = answer(201, "made");
+                made.headers_mut().insert("semel-hop", "4711".parse().unwrap());
+                made
+            }
+        }
+    };
+    let app = app(&layer, &runs, handler);
+    let asked = || {
+        let mut request = post("a");
+        request.headers_mut().insert("semel-hop", "4711".parse().unwrap());
+        request
+    };
+    let first = send_soon(&app, asked());
+    gate.arrived().await;
+    let second = send(&app, asked()).await;
+    assert_eq!(
+        (second.outcome(), second.header("semel-hop")),
+        ("running", Some("4711"))
+    );
+    let unasked = send(&app, post("a")).await;
+    assert_eq!(
+        (unasked.outcome(), unasked.header("semel-hop")),
+        ("running", None)
+    );
+    gate.open();
+    assert_eq!(first.await.unwrap().header("semel-hop"), None);
+    let replay = send(&app, asked()).await;
+    assert!(
+        replay.replayed() && replay.header("semel-hop").is_none(),
+        "{replay:?}"
+    );
 }
 
 /// The owner is another process, which has died: nobody will ever wake the waiter.
