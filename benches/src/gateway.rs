@@ -14,6 +14,7 @@ use tokio::net::TcpStream;
 use crate::Plan;
 use crate::harness::Table;
 use crate::load;
+use crate::machine::memory_kib;
 
 const CONNECTIONS: usize = 64;
 /// Connections of the memory table.
@@ -75,7 +76,7 @@ pub(crate) async fn run(plan: Plan) {
 
 /// The daemon's memory before, with and after many connections that do nothing.
 async fn idle(daemon: &Process, port: u16) {
-    let before = resident_kib(daemon.id());
+    let before = memory_kib(daemon.id(), "VmRSS");
     let mut open = Vec::with_capacity(IDLE);
     for _ in 0..IDLE {
         match TcpStream::connect(("127.0.0.1", port)).await {
@@ -87,9 +88,9 @@ async fn idle(daemon: &Process, port: u16) {
         }
     }
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let first = resident_kib(daemon.id());
+    let first = memory_kib(daemon.id(), "VmRSS");
     tokio::time::sleep(Duration::from_secs(10)).await;
-    let later = resident_kib(daemon.id());
+    let later = memory_kib(daemon.id(), "VmRSS");
     let count = open.len();
     println!("\n### {count} idle connections to the gateway\n");
     println!("| | resident KiB |\n| --- | ---: |");
@@ -98,13 +99,6 @@ async fn idle(daemon: &Process, port: u16) {
         "| per connection | {:.1} |",
         (later.saturating_sub(before)) as f64 / count.max(1) as f64
     );
-}
-
-fn resident_kib(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok())
-        .unwrap_or(0)
 }
 
 fn find(program: &str) -> Option<PathBuf> {

@@ -102,10 +102,17 @@ impl<'a> Table<'a> {
         for name in self.processors {
             print!(" µs of {name} |");
         }
+        let mut columns = self.processors.len();
+        if columns > 0 {
+            print!(" the limit's sum of it |");
+            columns += 1;
+        }
         println!(
             "\n| --- | ---: | ---: | ---: | ---: | ---: |{}",
-            " ---: |".repeat(self.processors.len())
+            " ---: |".repeat(columns)
         );
+        let limit = (0..self.processors.len()).filter_map(|place| median_micros(&samples[0], place));
+        let limit: f64 = limit.sum();
         for (index, (name, _)) in self.contenders.iter().enumerate() {
             let mut rates: Vec<f64> = samples[index].iter().map(Sample::per_second).collect();
             let mut ratios: Vec<f64> = rates
@@ -129,8 +136,15 @@ impl<'a> Table<'a> {
                 percentile(&latencies, 50),
                 percentile(&latencies, 99),
             );
-            for place in 0..self.processors.len() {
-                print!(" {} |", median_micros(&samples[index], place));
+            let micros = (0..self.processors.len()).map(|place| median_micros(&samples[index], place));
+            let micros: Option<Vec<f64>> = micros.collect();
+            for micros in micros.iter().flatten() {
+                print!(" {micros:.1} |");
+            }
+            match micros {
+                Some(micros) if !micros.is_empty() => print!(" {:.2} |", limit / micros.iter().sum::<f64>()),
+                Some(_) => {}
+                None => print!("{}", " – |".repeat(columns)),
             }
             println!();
         }
@@ -149,16 +163,30 @@ pub(crate) fn thousands(rate: f64) -> String {
     text
 }
 
+/// Runs what takes processor time, and notes how much of it each of those took that `processors` reads.
+pub(crate) async fn timed<const N: usize>(
+    processors: fn() -> [Duration; N],
+    run: impl Future<Output = Sample>,
+) -> Sample {
+    let before = processors();
+    let sample = run.await;
+    let after = processors().into_iter().zip(before);
+    Sample {
+        processors: after
+            .map(|(after, before)| after.saturating_sub(before))
+            .collect(),
+        ..sample
+    }
+}
+
 /// Processor time of one unit at this place, the median of the samples.
-fn median_micros(samples: &[Sample], place: usize) -> String {
+fn median_micros(samples: &[Sample], place: usize) -> Option<f64> {
     let mut micros: Vec<f64> = samples
         .iter()
         .filter_map(|sample| Some(sample.processors.get(place)?.as_secs_f64() * 1e6 / sample.done as f64))
         .collect();
     micros.sort_by(f64::total_cmp);
-    micros
-        .get(micros.len() / 2)
-        .map_or_else(|| "–".to_owned(), |micros| format!("{micros:.1}"))
+    micros.get(micros.len() / 2).copied()
 }
 
 fn percentile(sorted: &[u32], percent: usize) -> String {

@@ -16,8 +16,8 @@ use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 
 use crate::Plan;
-use crate::cost::Costs;
-use crate::harness::{Table, callers};
+use crate::harness::{Table, callers, timed};
+use crate::machine::{WITH_POSTGRESQL, with_postgresql};
 
 /// Keys in a batch.
 const BATCH: usize = 256;
@@ -125,8 +125,6 @@ fn claim_of(key: Key) -> Claim {
 struct Bench {
     plan: Plan,
     only: Option<Arc<str>>,
-    /// The server's first process.
-    server: u32,
     ids: Ids,
     db: Postgres,
     /// For hand-written single statements and transactions.
@@ -158,7 +156,6 @@ pub(crate) async fn run(plan: Plan, only: Option<&str>) {
     let bench = Bench {
         plan,
         only: only.map(Arc::from),
-        server: Costs::server_of(db.pool()).await,
         ids: Ids::default(),
         db,
         pool: connect(CONNECTIONS, options),
@@ -259,19 +256,15 @@ async fn transactions(b: &Bench) {
 struct Contest<'a> {
     bench: &'a Bench,
     table: Table<'a>,
-    title: String,
     at_once: usize,
-    costs: Costs,
 }
 
 impl Bench {
     fn table(&self, title: String, unit: &'static str, at_once: usize) -> Contest<'_> {
         Contest {
             bench: self,
-            table: Table::new(title.clone(), unit),
-            title,
+            table: Table::new(title, unit).processors(WITH_POSTGRESQL),
             at_once,
-            costs: Costs::new(self.server),
         }
     }
 }
@@ -282,12 +275,11 @@ impl<'a> Contest<'a> {
         F: Future<Output = u64> + Send + 'static,
         O: Fn(Bench) -> F + Clone + Send + 'static,
     {
-        let place = self.costs.contender(name);
-        let (bench, at_once, costs) = (self.bench, self.at_once, self.costs.clone());
+        let (bench, at_once) = (self.bench, self.at_once);
         self.table = self.table.contender(name, move || {
-            let (each, operation, costs) = (bench.clone(), operation.clone(), costs.clone());
+            let (each, operation) = (bench.clone(), operation.clone());
             let run = callers(at_once, bench.plan.run, move |_| operation(each.clone()));
-            async move { costs.of(place, run).await }
+            timed(with_postgresql, run)
         });
         self
     }
@@ -295,7 +287,6 @@ impl<'a> Contest<'a> {
     async fn measure(self) {
         let Bench { plan, only, .. } = self.bench;
         self.table.only(only.as_deref()).measure(plan.rounds).await;
-        self.costs.print(&self.title);
     }
 }
 

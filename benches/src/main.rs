@@ -9,7 +9,6 @@
     reason = "a bench that fails has nothing to say"
 )]
 
-mod cost;
 mod gateway;
 mod harness;
 mod http;

@@ -24,7 +24,7 @@ use super::by_hand::{Limit, skip_locked};
 use super::by_hand_tx::Transactions;
 use super::{Everything, relay};
 use crate::Plan;
-use crate::harness::{Sample, Table};
+use crate::harness::{Sample, Table, timed};
 
 pub(super) const PARTITIONS: u16 = 4;
 const KEYS: u32 = 10_000;
@@ -47,19 +47,6 @@ fn processors() -> [Duration; 3] {
         postgres().processor_time(),
         kafka().processor_time(),
     ]
-}
-
-/// Runs what takes processor time, and notes how much.
-async fn timed(run: impl Future<Output = Sample>) -> Sample {
-    let before = processors();
-    let sample = run.await;
-    let after = processors().into_iter().zip(before);
-    Sample {
-        processors: after
-            .map(|(after, before)| after.saturating_sub(before))
-            .collect(),
-        ..sample
-    }
 }
 
 /// 500 bytes each.
@@ -156,7 +143,7 @@ async fn drain(plan: Plan, held: bool, only: Option<&str>) {
         .contender("relay into a sink that takes everything at once", || async move {
             let backlog = Backlog::new(rows, held).await;
             let store = Arc::new(backlog.store.clone());
-            timed(relay(store, Everything, rows, RelayConfig::default())).await
+            timed(processors, relay(store, Everything, rows, RelayConfig::default())).await
         })
         .contender("relay, one shard", || shards(1))
         .contender("relay, 4 shards", || shards(4))
@@ -186,9 +173,12 @@ async fn by_hand(rows: u32, held: bool, gate: bool, whole: bool) -> Sample {
         whole,
     };
     let (url, topic) = (backlog.url.clone(), backlog.topic.clone());
-    timed(until_done(rows, async move |done| {
-        limit.run(&url, &topic, done).await;
-    }))
+    timed(
+        processors,
+        until_done(rows, async move |done| {
+            limit.run(&url, &topic, done).await;
+        }),
+    )
     .await
 }
 
@@ -200,9 +190,12 @@ async fn by_hand_in_transactions(rows: u32, held: bool, producers: usize) -> Sam
         linger_ms: 2,
     };
     let (url, topic) = (backlog.url.clone(), backlog.topic.clone());
-    timed(until_done(rows, async move |done| {
-        transactions.run(&url, &topic, done).await;
-    }))
+    timed(
+        processors,
+        until_done(rows, async move |done| {
+            transactions.run(&url, &topic, done).await;
+        }),
+    )
     .await
 }
 
@@ -227,7 +220,11 @@ async fn relay_sharded(backlog: Backlog, rows: u32, shards: u16) -> Sample {
         shards,
         ..RelayConfig::default()
     };
-    timed(relay(Arc::new(backlog.store.clone()), sink, rows, config)).await
+    timed(
+        processors,
+        relay(Arc::new(backlog.store.clone()), sink, rows, config),
+    )
+    .await
 }
 
 fn log(rows_max: usize) -> KafkaLog {
@@ -246,7 +243,7 @@ async fn relay_in_transactions(rows: u32, held: bool, rows_max: usize) -> Sample
     config.policy.window_rows = (rows_max * 4).max(config.policy.window_rows);
     config.policy.page_rows = 1_000;
     let store = Arc::new(backlog.store.clone());
-    timed(relay(store, log(rows_max), rows, config)).await
+    timed(processors, relay(store, log(rows_max), rows, config)).await
 }
 
 async fn poller(rows: u32, held: bool) -> Sample {
@@ -263,7 +260,7 @@ async fn poller(rows: u32, held: bool) -> Sample {
     .await
     .unwrap();
     let begun = Instant::now();
-    timed(async {
+    timed(processors, async {
         let done = skip_locked(pool, &backlog.topic, 1_000).await;
         assert_eq!(done, u64::from(rows));
         Sample {

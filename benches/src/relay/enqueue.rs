@@ -10,8 +10,8 @@ use semel_testkit::servers::postgres;
 use sqlx::{Postgres as Driver, Transaction};
 
 use crate::Plan;
-use crate::cost::Costs;
-use crate::harness::{Table, callers};
+use crate::harness::{Table, callers, timed};
+use crate::machine::{WITH_POSTGRESQL, with_postgresql};
 
 /// Transactions at once.
 const AT_ONCE: usize = 16;
@@ -83,13 +83,12 @@ pub(super) async fn enqueue(plan: Plan, only: Option<&str>) {
         .unwrap();
     db.migrate().await.unwrap();
     sqlx::raw_sql(TABLES).execute(db.pool()).await.unwrap();
-    let costs = Costs::new(Costs::server_of(db.pool()).await);
     let bed = Bed {
         db,
         number: Arc::default(),
     };
     let title = format!("A transaction (UPDATE, one event of 500 bytes) on PostgreSQL, {AT_ONCE} at once");
-    let mut table = Table::new(title.clone(), "transactions");
+    let mut table = Table::new(title, "transactions").processors(WITH_POSTGRESQL);
     for (name, to) in [
         (
             "limit: INSERT into a plain table",
@@ -105,9 +104,9 @@ pub(super) async fn enqueue(plan: Plan, only: Option<&str>) {
         ),
         ("enqueue", To::Outbox),
     ] {
-        let (bed, costs, place) = (bed.clone(), costs.clone(), costs.contender(name));
+        let bed = bed.clone();
         table = table.contender(name, move || {
-            let (bed, costs) = (bed.clone(), costs.clone());
+            let bed = bed.clone();
             let run = callers(AT_ONCE, plan.run, move |_| {
                 let bed = bed.clone();
                 async move {
@@ -115,9 +114,8 @@ pub(super) async fn enqueue(plan: Plan, only: Option<&str>) {
                     1
                 }
             });
-            async move { costs.of(place, run).await }
+            timed(with_postgresql, run)
         });
     }
     table.only(only).measure(plan.rounds).await;
-    costs.print(&title);
 }

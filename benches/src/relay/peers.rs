@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use semel_testkit::children::Process;
-use semel_testkit::servers::kafka;
+use semel_testkit::servers::{kafka, processor_time};
 
 use super::drain::{Backlog, PARTITIONS, Running, relaying, steady};
 use crate::Plan;
 use crate::gateway::{quiet, semel};
 use crate::harness::{Table, thousands};
+use crate::machine::memory_kib;
 
 /// Rows for one that does two thousand a second.
 const FEW: u32 = 2_000;
@@ -21,8 +22,6 @@ const FEW: u32 = 2_000;
 const WITHIN: Duration = Duration::from_secs(120);
 /// How long the daemon is watched while it has nothing to do.
 const IDLE: Duration = Duration::from_secs(10);
-/// What `USER_HZ` is on every Linux.
-const TICKS_PER_SECOND: f64 = 100.0;
 
 #[derive(Clone, Copy)]
 enum Peer {
@@ -153,7 +152,7 @@ impl Peer {
         let process = self.start(&backlog, dir.path());
         let arrived = tokio::task::spawn_blocking(move || arrived(&topic, u64::from(rows)));
         let (first, last) = arrived.await.unwrap();
-        let (cpu, peak_mb) = (processor(process.id()), memory(process.id(), "VmHWM:"));
+        let (cpu, peak_mb) = (processor_time(process.id()), memory(process.id(), "VmHWM"));
         let rate = |rows: u64, from: Instant| rows as f64 / (last - from).as_secs_f64();
         let drained = Drained {
             per_second: (
@@ -263,13 +262,13 @@ async fn idle(shards: u16) {
     let dir = tempfile::tempdir().unwrap();
     let mut process = daemon(&backlog.url, shards, dir.path());
     tokio::time::sleep(IDLE / 2).await;
-    let before = processor(process.id());
+    let before = processor_time(process.id());
     tokio::time::sleep(IDLE).await;
-    let used = processor(process.id()) - before;
+    let used = processor_time(process.id()) - before;
     println!(
         "| {shards} | {:.2} | {:.0} |",
         used.as_secs_f64() * 100.0 / IDLE.as_secs_f64(),
-        memory(process.id(), "VmRSS:")
+        memory(process.id(), "VmRSS")
     );
     process.kill();
 }
@@ -322,18 +321,7 @@ fn address(url: &str) -> (&str, &str) {
     host.split_once(':').unwrap()
 }
 
-fn processor(pid: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-    let ticks: f64 = fields[11..13]
-        .iter()
-        .map(|field| field.parse::<f64>().unwrap())
-        .sum();
-    Duration::from_secs_f64(ticks / TICKS_PER_SECOND)
-}
-
+/// Mebibytes.
 fn memory(pid: u32, field: &str) -> f64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() / 1_024.0
+    memory_kib(pid, field) as f64 / 1_024.0
 }

@@ -4,6 +4,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use semel_core::batch::Replays;
 use semel_core::{ErrorKind, StoreError, Timestamp};
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool, MySqlPoolOptions};
 use sqlx::{ConnectOptions as _, Connection as _, MySql as Driver, Transaction};
@@ -11,7 +12,6 @@ use sqlx::{ConnectOptions as _, Connection as _, MySql as Driver, Transaction};
 use crate::config::{Config, LOCK_WAIT_MAX};
 use crate::error::{NO_SAVEPOINT, classify, commit_failed, lost, number};
 use crate::server::ServerSettings;
-use crate::store::key_straight::NewKeys;
 use crate::store::outbox_look::OutboxMemory;
 
 /// What every session of ours sets for itself: rows are never cut to fit, times are in UTC, and each statement sees what
@@ -70,7 +70,7 @@ pub struct Mysql {
     pub(crate) durable: bool,
     pub(crate) outbox: Arc<OutboxMemory>,
     /// Of claims.
-    pub(crate) new_keys: Arc<NewKeys>,
+    pub(crate) replays: Arc<Replays>,
 }
 
 impl std::fmt::Debug for Mysql {
@@ -117,7 +117,7 @@ impl Mysql {
             packet_bytes: usize::try_from(settings.packet_bytes).unwrap_or(usize::MAX),
             durable: settings.is_durable(),
             outbox: Arc::default(),
-            new_keys: Arc::default(),
+            replays: Arc::default(),
         })
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
+use semel_core::batch::Replays;
 use semel_core::{ErrorKind, StoreError, Timestamp};
 use sqlx::postgres::{PgConnectOptions, PgPool};
 use sqlx::{ConnectOptions as _, Connection as _, Postgres as Driver, Transaction};
@@ -12,7 +13,7 @@ use sqlx::{ConnectOptions as _, Connection as _, Postgres as Driver, Transaction
 use crate::config::Config;
 use crate::error::{classify, commit_failed};
 use crate::gate::{Gate, Pooler, query, query_scalar};
-use crate::store::{CleanPlaces, Drops, Hints, PageHints, Taken};
+use crate::store::{CleanPlaces, Drops, Hints, PageHints};
 use crate::tx::PREPARE_SQL;
 
 /// A PostgreSQL database. Cheap to clone; all clones share their connections.
@@ -32,7 +33,8 @@ pub struct Postgres {
     pub(crate) hints: Hints,
     /// Transactions under a key that ask before they begin, because keys were taken of late: see `tx/transact_once.rs`.
     pub(crate) asks_first: Arc<AtomicU32>,
-    pub(crate) taken: Taken,
+    /// Statements with new keys that should have looked first.
+    pub(crate) replays: Arc<Replays>,
 }
 
 impl std::fmt::Debug for Postgres {
@@ -121,7 +123,7 @@ impl Postgres {
             pages: PageHints::default(),
             hints: Hints::new(listen),
             asks_first: Arc::default(),
-            taken: Taken::default(),
+            replays: Arc::new(Replays::none()),
         })
     }
 

@@ -8,6 +8,8 @@
     reason = "a panic here is a failed test"
 )]
 
+#[cfg(feature = "certificates")]
+pub mod certificates;
 pub mod children;
 pub mod clock;
 pub mod crash;

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use semel_core::relay::{LogPlace, ShardId};
 use semel_core::store::{LogSink as _, OutboxRow, Sink as _, SinkError, SinkErrorClass, TransactionEnd};
 use semel_core::{ErrorKind, Event, Nonce, Timestamp};
@@ -12,6 +11,7 @@ use semel_kafka::{
     ArrivalsConfig, KafkaAccess, KafkaCertificate, KafkaLog, KafkaLogConfig, KafkaSasl, KafkaSink,
     KafkaSinkConfig, KafkaTls, Output, Processor, ProcessorConfig, SaslMechanism, read_arrivals,
 };
+use semel_testkit::certificates::Authority;
 use semel_testkit::servers::{GuardedKafka, KafkaGuards};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -22,33 +22,6 @@ const USER: &str = "shop";
 const PASSWORD: &str = "open sesame";
 /// How long a call may take that nobody answers.
 const PATIENCE: Duration = Duration::from_secs(3);
-
-/// An authority of the tests.
-struct Authority {
-    pem: String,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // A certificate whose subject is its issuer counts as its own authority.
-        params.distinguished_name.push(DnType::CommonName, "authority");
-        let key = KeyPair::generate().unwrap();
-        let pem = params.self_signed(&key).unwrap().pem();
-        let issuer = Issuer::new(params, key);
-        Self { pem, issuer }
-    }
-
-    /// Certificate and key for this name, in PEM.
-    fn issue(&self, name: &str) -> (String, String) {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new([name.to_owned()]).unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        (certificate.pem(), key.serialize_pem())
-    }
-}
 
 /// The broker of these tests, with files for its clients.
 struct World {

@@ -6,7 +6,7 @@ mod ticket;
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -86,7 +86,7 @@ struct Shared<S: KeyStore> {
     mixes: bool,
     looks_first: bool,
     /// [`Replays::share`] of the latest claims.
-    replays: AtomicU32,
+    replays: Replays,
     lanes: Box<[Mutex<Lane<Ticket>>]>,
     looks: Box<[Mutex<Lane<Look>>]>,
     tasks: TaskTracker,
@@ -118,7 +118,7 @@ impl<S: KeyStore> Batched<S> {
         Self(Arc::new(Shared {
             mixes: wish.mixes,
             looks_first: wish.looks_first,
-            replays: AtomicU32::new(Replays::default().share()),
+            replays: Replays::default(),
             lanes: (0..lanes).map(|_| Mutex::new(Lane::new(limits))).collect(),
             looks: (0..lanes).map(|_| Mutex::new(Lane::new(limits))).collect(),
             tasks: TaskTracker::new(),
@@ -162,22 +162,18 @@ impl<S: KeyStore> Shared<S> {
 
     /// Whether these claims are looked up before they are written.
     fn look_first(&self, claims: &[Claim]) -> bool {
-        let replays = Replays::of(self.replays.load(Ordering::Relaxed));
-        if replays.look_first(None) {
+        if self.replays.look_first(None) {
             return true;
         }
         let on_its_way = claims.first().and_then(|claim| {
             let lane = &self.lanes[lane_of(&claim.key, self.lanes.len())];
             lock(lane).on_its_way(SystemClock.monotonic())
         });
-        replays.look_first(on_its_way)
+        self.replays.look_first(on_its_way)
     }
 
-    /// Of two that learn at once one may be forgotten: it is an estimate.
     fn learn(&self, reply: &ClaimReply) {
-        let replay = !matches!(reply, ClaimReply::Granted { .. });
-        let replays = Replays::of(self.replays.load(Ordering::Relaxed)).and(replay);
-        self.replays.store(replays.share(), Ordering::Relaxed);
+        self.replays.note(!matches!(reply, ClaimReply::Granted { .. }));
     }
 
     /// Lets a transition in; its driver is started where there is none.

@@ -20,7 +20,7 @@ use sqlx::MySql as Driver;
 use sqlx::pool::PoolConnection;
 
 use super::key_rows::{self, Change, Seen, Way};
-use super::key_straight::Straight;
+use super::key_straight::{self, Straight};
 use crate::db::{Mysql, lock_wait};
 use crate::error::{BAD_NULL, DEADLOCK, LOCK_WAIT_TIMEOUT, autocommit_failed, classify, number};
 
@@ -227,7 +227,9 @@ impl Mysql {
             }
         }
         drop(singles);
-        self.new_keys.note_replies(asks, &replies);
+        if let Some(all_new) = key_straight::all_new(asks, &replies) {
+            self.replays.note(!all_new);
+        }
         whole(replies)
     }
 

@@ -6,9 +6,7 @@
 //! after all is granted again under its nonce (rule K3), a completion is repeated (rule K2). See decision 0071.
 
 use std::fmt::Write as _;
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use semel_core::batch::Replays;
 use semel_core::claim::row::Row;
 use semel_core::claim::{Claim, ClaimReply, Completion, Record, State, Token, Withdrawn, step};
 use semel_core::{Key, StoreError, Timestamp};
@@ -27,37 +25,15 @@ const RELATIVE_MAX: usize = 4;
 /// Completions from which on a batch goes straight: a single one costs as much either way.
 const COMPLETIONS_MIN: usize = 2;
 
-/// The share of the latest batches of claims that were no new keys altogether ([`Replays::share`]).
-#[derive(Debug)]
-pub(crate) struct NewKeys(AtomicU32);
-
-impl Default for NewKeys {
-    fn default() -> Self {
-        Self(AtomicU32::new(Replays::default().share()))
+/// Whether a batch of claims that was looked up was one of new keys alone; `None` where it was no batch of claims.
+pub(super) fn all_new(asks: &[Ask<'_>], replies: &[Option<Result<Reply, StoreError>>]) -> Option<bool> {
+    if asks.is_empty() || !asks.iter().all(|ask| matches!(ask, Ask::Claim(_))) {
+        return None;
     }
-}
-
-impl NewKeys {
-    fn likely(&self) -> bool {
-        !Replays::of(self.0.load(Ordering::Relaxed)).look_first(None)
-    }
-
-    /// Of one that is lost to another thread nothing hangs.
-    fn note(&self, all_new: bool) {
-        let share = Replays::of(self.0.load(Ordering::Relaxed));
-        self.0.store(share.and(!all_new).share(), Ordering::Relaxed);
-    }
-
-    /// Notes how a batch of claims went that was looked up.
-    pub(super) fn note_replies(&self, asks: &[Ask<'_>], replies: &[Option<Result<Reply, StoreError>>]) {
-        if asks.is_empty() || !asks.iter().all(|ask| matches!(ask, Ask::Claim(_))) {
-            return;
-        }
-        let granted = |reply: &Option<Result<Reply, StoreError>>| {
-            matches!(reply, Some(Ok(Reply::Claim(ClaimReply::Granted { .. }))))
-        };
-        self.note(replies.iter().all(granted));
-    }
+    let granted = |reply: &Option<Result<Reply, StoreError>>| {
+        matches!(reply, Some(Ok(Reply::Claim(ClaimReply::Granted { .. }))))
+    };
+    Some(replies.iter().all(granted))
 }
 
 /// What became of a batch that was written without a look.
@@ -116,7 +92,7 @@ impl Mysql {
         }
         let claims: Option<Vec<&Claim>> = order.iter().map(|n| asks[*n].as_claim()).collect();
         let ends: Option<Vec<&Completion>> = order.iter().map(|n| asks[*n].as_completion()).collect();
-        let claims = claims.filter(|claims| !claims.is_empty() && self.new_keys.likely());
+        let claims = claims.filter(|claims| !claims.is_empty() && !self.replays.look_first(None));
         let ends = ends.filter(|ends| ends.len() >= COMPLETIONS_MIN);
         if claims.is_none() && ends.is_none() {
             return Straight::Look;
@@ -201,7 +177,7 @@ impl Mysql {
             moment
         };
         open.ended = true;
-        self.new_keys.note(true);
+        self.replays.note(false);
         let reply = |(n, claim): (usize, &&Claim)| {
             let (_, reply) = step::claim(None, claim, moment.now, moment.token(n));
             Reply::Claim(reply)

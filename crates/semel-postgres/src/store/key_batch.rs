@@ -6,8 +6,6 @@
 //! it is asked again. Further items of the same key are decided after it, in the order asked.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use semel_core::claim::{Record, step};
@@ -22,6 +20,8 @@ use crate::db::Postgres;
 
 /// Times that one item is asked again because others came in between.
 const TRIES_MAX: u32 = 16;
+/// Of a statement's items one of so many met a row: then it should have looked first.
+const MANY: usize = 8;
 /// How long the items of a batch that had to wait for somebody's row wait again, one by one.
 const SINGLE_WAIT: Duration = Duration::from_millis(100);
 
@@ -136,7 +136,7 @@ impl Postgres {
         sent: &[&'t T],
         transition: &Transition<T, R>,
     ) -> (Vec<Fate<R>>, HashMap<&'t Key, Known>) {
-        let Some(new) = transition.new.filter(|_| !self.taken.is_likely()) else {
+        let Some(new) = transition.new.filter(|_| !self.replays.look_first(None)) else {
             return self.ask_all(sent, transition, transition.new.is_some()).await;
         };
         let operation = transition.operation;
@@ -157,7 +157,7 @@ impl Postgres {
             Ok(won) => won,
             Err(error) => return (self.refuse(sent, transition, error, &mut known).await, known),
         };
-        self.taken.saw(sent.len() - won.len(), sent.len());
+        self.note(sent.len() - won.len(), sent.len());
         let mut fates = judge(sent, won, transition, &mut known);
         let open = |n: &usize| matches!(fates[*n], Fate::Again);
         let rest: Vec<usize> = (0..sent.len()).filter(open).collect();
@@ -185,13 +185,18 @@ impl Postgres {
             Ok(answers) => {
                 if counts {
                     let met = answers.iter().filter(|it| it.won.is_none()).count();
-                    self.taken.saw(met, sent.len());
+                    self.note(met, sent.len());
                 }
                 judge(sent, answers, transition, &mut known)
             }
             Err(error) => self.refuse(sent, transition, error, &mut known).await,
         };
         (fates, known)
+    }
+
+    /// Of a statement's items so many met a row.
+    fn note(&self, met: usize, asked: usize) {
+        self.replays.note(met * MANY >= asked);
     }
 
     /// What becomes of the items of a statement that failed.
@@ -293,30 +298,6 @@ fn unread(operation: &'static str, error: sqlx::Error) -> StoreError {
     StoreError::new(ErrorKind::Corrupt, operation, text).with_source(error)
 }
 
-/// Whether what is claimed is likely to be there already: then it is looked at before anything is written.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Taken(Arc<AtomicU32>);
-
-impl Taken {
-    /// Statements that look first, after one in which many were.
-    const LOOKS: u32 = 16;
-    /// Many: one of so many.
-    const MANY: usize = 8;
-
-    fn is_likely(&self) -> bool {
-        let fewer = |left: u32| left.checked_sub(1);
-        self.0
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer)
-            .is_ok()
-    }
-
-    fn saw(&self, taken: usize, asked: usize) {
-        if taken * Self::MANY >= asked && taken > 0 {
-            self.0.store(Self::LOOKS, Ordering::Relaxed);
-        }
-    }
-}
-
 /// Whether one row may be the cause, so that the others should be tried without it.
 fn may_be_one_row(error: &StoreError) -> bool {
     is_blocked(error) || (error.retry() == Retry::Never && error.kind() != ErrorKind::Schema)
@@ -374,21 +355,4 @@ fn judge<'t, T, R>(
         }
     }
     fates
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Taken;
-
-    #[test]
-    fn rows_are_looked_at_first_for_a_while_after_many_were_met() {
-        let taken = Taken::default();
-        taken.saw(0, 256);
-        taken.saw(31, 256);
-        assert!(!taken.is_likely());
-        taken.saw(32, 256);
-        assert_eq!((0..100).filter(|_| taken.is_likely()).count(), 16);
-        taken.saw(1, 1);
-        assert!(taken.is_likely());
-    }
 }

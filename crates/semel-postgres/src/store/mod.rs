@@ -22,7 +22,6 @@ mod outbox_standing;
 mod saga;
 mod saga_rows;
 
-pub(crate) use key_batch::Taken;
 pub(crate) use key_hints::Hints;
 pub use keys::KEYS_MOVED;
 pub(crate) use outbox_clean::CleanPlaces;

@@ -2,41 +2,21 @@
 
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use semel_core::claim::ClaimReply;
 use semel_core::{ErrorKind, KeyStoreExt as _, StoreError};
 use semel_redis::{ClientCertificate, Config, Redis};
+use semel_testkit::certificates::Authority;
 use semel_testkit::laws::keys::{duplicate, is_ok};
 use semel_testkit::servers::{RedisServer, free_port};
 
 use super::world::{completion, request};
 
-/// An authority of a test.
-struct Authority {
-    pem: String,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // A certificate whose subject is its issuer counts as its own authority.
-        params.distinguished_name.push(DnType::CommonName, "authority");
-        let key = KeyPair::generate().unwrap();
-        let pem = params.self_signed(&key).unwrap().pem();
-        let issuer = Issuer::new(params, key);
-        Self { pem, issuer }
-    }
-
-    fn issue(&self, name: &str) -> ClientCertificate {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new([name.to_owned()]).unwrap();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        ClientCertificate {
-            certificate_pem: certificate.pem().into_bytes(),
-            key_pem: key.serialize_pem().into_bytes(),
-        }
+/// What this authority says a client or a server is.
+fn issue(authority: &Authority, name: &str) -> ClientCertificate {
+    let (certificate, key) = authority.issue(name);
+    ClientCertificate {
+        certificate_pem: certificate.into_bytes(),
+        key_pem: key.into_bytes(),
     }
 }
 
@@ -51,7 +31,7 @@ struct TlsServer {
 impl TlsServer {
     fn start(name: &str, auth_clients: &str) -> Self {
         let authority = Authority::new();
-        let shown = authority.issue(name);
+        let shown = issue(&authority, name);
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, bytes: &[u8]| {
             let path = folder.path().join(name);
@@ -139,10 +119,10 @@ async fn an_authority_that_did_not_sign_and_a_name_that_is_another_are_refused()
 #[tokio::test]
 async fn a_server_that_asks_for_the_clients_certificate_gets_it_or_says_so() {
     let tls = TlsServer::start("127.0.0.1", "yes");
-    let trusted = tls.authority.issue("orders");
+    let trusted = issue(&tls.authority, "orders");
     let store = Redis::connect(tls.config(Some(&tls.authority), Some(trusted))).await;
     assert!(store.unwrap().claim(&request()).await.is_ok());
-    let foreign = Authority::new().issue("orders");
+    let foreign = issue(&Authority::new(), "orders");
     for client in [None, Some(foreign)] {
         let error = refused(tls.config(Some(&tls.authority), client)).await;
         let text = error.to_string();
@@ -181,6 +161,6 @@ async fn certificates_that_would_not_be_used_or_cannot_be_read_are_refused() {
     let error = refused(config.clone()).await;
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("ca_pem"), "{error}");
-    config.tls.client = Some(authority.issue("orders"));
+    config.tls.client = Some(issue(&authority, "orders"));
     assert!(!format!("{config:?}").contains("PRIVATE KEY"));
 }

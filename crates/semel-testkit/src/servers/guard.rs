@@ -42,18 +42,18 @@ pub struct Guard {
     dir: PathBuf,
 }
 
-/// Reads one process id per line, the last one counts. At the end of input it kills that process, gently
-/// first (SIGINT: PostgreSQL's fast shutdown), hard after a while, and removes the folder. `$1` is the folder.
+/// Reads one process id per line, the last one counts. At the end of input it kills that process, gently first (SIGINT:
+/// PostgreSQL's fast shutdown), hard and with its children after a while, and removes the folder, which is `$1`.
 const WATCHDOG: &str = r#"
 trap '' INT TERM HUP
 while read -r line; do pid=$line; done
 if [ -n "$pid" ]; then
   kill -CONT "$pid" 2>/dev/null; kill -INT "$pid" 2>/dev/null
   n=0; while kill -0 "$pid" 2>/dev/null && [ $n -lt 20 ]; do sleep 0.1; n=$((n+1)); done
-  kill -KILL "$pid" 2>/dev/null
-  n=0; while kill -0 "$pid" 2>/dev/null && [ $n -lt 20 ]; do sleep 0.1; n=$((n+1)); done
+  pkill -KILL -P "$pid" 2>/dev/null; kill -KILL "$pid" 2>/dev/null
 fi
-rm -rf -- "$1"
+# What the dying still write into the folder while it is emptied makes it stay.
+n=0; while ! rm -rf -- "$1" 2>/dev/null && [ $n -lt 50 ]; do sleep 0.1; n=$((n+1)); done
 "#;
 
 impl Guard {

@@ -58,7 +58,8 @@ pub(super) async fn prepare(db: &Postgres, texts: &[&str]) -> String {
             .unwrap();
     }
     if texts.is_empty() {
-        sqlx::raw_sql("CREATE TABLE other (n int)")
+        // A number, and no lock on anything of Semel's.
+        sqlx::raw_sql("SELECT pg_current_xact_id()")
             .execute(&mut *open)
             .await
             .unwrap();
@@ -212,6 +213,17 @@ async fn a_commit_that_waits_for_a_standby_is_named_and_nothing_of_it_is_sent() 
     ] {
         sqlx::raw_sql(sql).execute(&mut admin).await.unwrap();
     }
+    // The server takes the setting up when it comes to it.
+    let mut other = PgConnection::connect(&server.url("postgres")).await.unwrap();
+    let probing = tokio::spawn(async move {
+        loop {
+            sqlx::raw_sql("SELECT pg_logical_emit_message(true, 'probe', '')")
+                .execute(&mut other)
+                .await
+                .unwrap();
+        }
+    });
+    commits_that_wait(&mut admin, 1).await;
     let committing = tokio::spawn({
         let db = db.clone();
         async move { db.commit(writer).await }
@@ -228,17 +240,8 @@ async fn a_commit_that_waits_for_a_standby_is_named_and_nothing_of_it_is_sent() 
         }
         read
     });
-    let relay = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while sqlx::query_scalar::<_, i64>(relay)
-        .fetch_one(&mut admin)
-        .await
-        .unwrap()
-        < 2
-    {
-        assert!(Instant::now() < deadline, "the relay's own commit does not wait");
-        tokio::task::yield_now().await;
-    }
+    // The probe's, the writer's and the relay's own.
+    commits_that_wait(&mut admin, 3).await;
     assert!(!committing.is_finished() && !reading.is_finished());
     for sql in [
         "ALTER SYSTEM RESET synchronous_standby_names",
@@ -248,6 +251,21 @@ async fn a_commit_that_waits_for_a_standby_is_named_and_nothing_of_it_is_sent() 
     }
     committing.await.unwrap().unwrap();
     assert_eq!(reading.await.unwrap(), ["before", "waits"]);
+    probing.abort();
+}
+
+async fn commits_that_wait(admin: &mut PgConnection, wanted: i64) {
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while sqlx::query_scalar::<_, i64>(waiting)
+        .fetch_one(&mut *admin)
+        .await
+        .unwrap()
+        < wanted
+    {
+        assert!(Instant::now() < deadline, "{wanted} commits do not wait");
+        tokio::task::yield_now().await;
+    }
 }
 
 /// A transaction that has written events and stays open is named by its process; it holds back nothing else.
