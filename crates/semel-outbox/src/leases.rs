@@ -32,11 +32,14 @@ struct Kept {
 
 /// The leases of one relay.
 #[derive(Default)]
-pub(crate) struct Leases(Mutex<HashMap<ShardId, Kept>>);
+pub(crate) struct Leases {
+    kept: Mutex<HashMap<ShardId, Kept>>,
+    count: watch::Sender<usize>,
+}
 
 impl Leases {
     fn lock(&self) -> MutexGuard<'_, HashMap<ShardId, Kept>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn keep(
@@ -46,8 +49,9 @@ impl Leases {
         stop: CancellationToken,
     ) -> watch::Receiver<Held> {
         let (tell, told) = watch::channel(Held::Until(until));
-        self.lock()
-            .insert(lease.shard.clone(), Kept { lease, tell, stop });
+        let mut kept = self.lock();
+        kept.insert(lease.shard.clone(), Kept { lease, tell, stop });
+        self.count.send_replace(kept.len());
         told
     }
 
@@ -71,7 +75,13 @@ impl Leases {
         let mut kept = self.lock();
         if kept.get(&lease.shard).is_some_and(|it| it.lease == *lease) {
             kept.remove(&lease.shard);
+            self.count.send_replace(kept.len());
         }
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> watch::Receiver<usize> {
+        self.count.subscribe()
     }
 
     fn all(&self) -> Vec<ShardLease> {

@@ -19,8 +19,8 @@
 //! - That a receiver sees an event once: it drops ids it has seen (see `semel-inbox`). A sink that is a log
 //!   ([`LogSink`](semel_core::store::LogSink)) holds the cursor in its own transactions and has each event once.
 //! - Equal load: shards are counted, not what is in them.
-//! - One read of the table for all shards: each shard reads for itself, so keep shards few. Not yet: a reader per
-//!   process that fans out.
+//! - One read of the table for all shards: shards that are idle look together and all of them share the window, but each reads
+//!   its own rows.
 //!
 //! # Cancel safety
 //! Dropping the future of [`Relay::run`] is a crash: what was on its way may arrive, and leases end by time. Cancel the
@@ -46,6 +46,7 @@ mod clock;
 mod config;
 mod delayed;
 mod leases;
+mod looks;
 mod presence;
 mod relay;
 mod shard;

@@ -55,15 +55,17 @@ enum Helper {
     Cleaner,
     Delayed,
     Backlog,
+    Looks,
 }
 
-const HELPERS: [Helper; 6] = [
+const HELPERS: [Helper; 7] = [
     Helper::Renewal,
     Helper::Presence,
     Helper::Notes,
     Helper::Cleaner,
     Helper::Delayed,
     Helper::Backlog,
+    Helper::Looks,
 ];
 
 /// Dropping the set aborts its tasks: a dropped run leaves nothing behind.
@@ -92,6 +94,7 @@ impl Relay {
                 sink,
                 clock,
                 status,
+                looks: Arc::default(),
                 config,
             }),
             leases: Arc::default(),
@@ -164,6 +167,7 @@ impl Relay {
                     None => std::future::pending().await,
                 },
                 Helper::Backlog => backlog::measure(store, stream, Arc::clone(&config.clock)).await,
+                Helper::Looks => shell.looks.answer(&*store).await,
             }
         };
         let id = helpers.tasks.spawn(task).id();
@@ -381,6 +385,7 @@ impl Relay {
         self.shell.status.totals(|totals| totals.acquired += 1);
         let (shell, stop) = (Arc::clone(&self.shell), stop.child_token());
         let held = self.leases.keep(owned.lease.clone(), until, stop.clone());
+        let count = self.leases.count();
         let guard = LeaseGuard {
             leases: Arc::clone(&self.leases),
             status: Arc::clone(&shell.status),
@@ -388,7 +393,7 @@ impl Relay {
         };
         shards.spawn(async move {
             let _guard = guard;
-            let end = shell.run(&owned, held, stop).await;
+            let end = shell.run(&owned, held, count, stop).await;
             (owned.lease, end)
         });
     }

@@ -23,6 +23,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::clock::LocalClock;
 use crate::config::RelayConfig;
 use crate::leases::Held;
+use crate::looks::Looks;
 use crate::status::Status;
 
 /// Answers that are taken together, where so many are there: each decision looks through what is on its way.
@@ -40,6 +41,7 @@ pub(crate) struct Shell {
     pub(crate) sink: Arc<dyn Sink>,
     pub(crate) clock: Arc<LocalClock>,
     pub(crate) status: Arc<Status>,
+    pub(crate) looks: Arc<Looks>,
     pub(crate) config: RelayConfig,
 }
 
@@ -49,6 +51,7 @@ impl Shell {
         &self,
         owned: &OwnedShard,
         mut held: watch::Receiver<Held>,
+        mut shards: watch::Receiver<usize>,
         stop: CancellationToken,
     ) -> Result<End, StoreError> {
         let until = match *held.borrow_and_update() {
@@ -66,7 +69,7 @@ impl Shell {
         let mut answers = Answers::new();
         let mut hints = self.status.hints();
         let mut stopping = false;
-        let mut inputs = vec![(Input::Tick, dice())];
+        let mut inputs = vec![(Input::Share(*shards.borrow_and_update()), dice())];
         loop {
             let now = self.clock.now_ms();
             for command in machine.steps(now, inputs.drain(..)) {
@@ -91,6 +94,7 @@ impl Shell {
                     Input::Stop
                 }
                 Some(answer) = answers.next() => answer?,
+                Ok(()) = shards.changed() => Input::Share(*shards.borrow_and_update()),
                 Ok(()) = hints.changed() => Input::Hint,
                 () = tokio::time::sleep(wake.unwrap_or_default()), if wake.is_some() => Input::Tick,
             };
@@ -120,6 +124,10 @@ impl Shell {
                 }
                 answer(&status, reply, StoreCall::Read, Input::Opened)
             }),
+            Command::Look { from } => {
+                let looks = Arc::clone(&self.looks);
+                Box::pin(async move { Ok(Input::Looked(looks.ask(lease, from).await)) })
+            }
             Command::ReadPage { cursor, after, size } => Box::pin(async move {
                 let reply = store.read_page(&lease, &cursor, after, size).await;
                 let reply = reply.map(|reply| judge(reply, &*sink));

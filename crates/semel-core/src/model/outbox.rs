@@ -477,6 +477,21 @@ impl OutboxStore for MemoryOutbox {
         Ok(Guarded::Done(opening))
     }
 
+    async fn worth_opening(&self, idle: &[(ShardLease, Cursor)]) -> Result<Vec<bool>, StoreError> {
+        let inner = self.lock();
+        let worth = |(lease, from): &(ShardLease, Cursor)| {
+            let known = inner.shards.get(&lease.shard);
+            let (low, high) = (commit_of(&from.prev), inner.commits);
+            known.is_none_or(|shard| shard.cursor.version != from.version)
+                || inner.changes.contains_key(&lease.shard.stream)
+                || inner
+                    .between(&lease.shard, lease.slots, low, high)
+                    .next()
+                    .is_some()
+        };
+        Ok(idle.iter().map(worth).collect())
+    }
+
     async fn read_page(
         &self,
         lease: &ShardLease,

@@ -28,6 +28,8 @@ pub enum Input {
     Tick,
     /// Rows may have been written just now.
     Hint,
+    /// So many shards share this relay's memory.
+    Share(usize),
     /// The lease holds until then, on the local monotonic clock in milliseconds, counted from before the request that
     /// prolonged it was sent.
     LeaseUntil(u64),
@@ -61,6 +63,8 @@ pub enum Input {
         /// How it ended.
         end: TransactionEnd,
     },
+    /// The answer to [`Command::Look`]; `true` where nobody could say.
+    Looked(bool),
     /// The answer to [`Command::Take`].
     Taken(Guarded<Taken>),
     /// The answer to [`Command::Settle`].
@@ -80,6 +84,12 @@ pub enum Command {
         advance: bool,
         /// How much a first page may hold.
         first: PageSize,
+    },
+    /// Say whether there is anything to open, in one question with the other shards that are idle
+    /// ([`OutboxStore::worth_opening`](crate::store::OutboxStore::worth_opening)).
+    Look {
+        /// The cursor behind which to look.
+        from: Cursor,
     },
     /// Read rows of the open batch.
     ReadPage {

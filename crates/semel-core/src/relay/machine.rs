@@ -27,6 +27,10 @@ use super::window::{State, Window, behind};
 use crate::host::Timestamp;
 use crate::store::{CursorSave, Exception, ExceptionKind, Guarded, Opening, Page, SinkOrder};
 
+/// A shard that waits so long between two looks looks together with others, in milliseconds: before it opens a batch it asks
+/// once more, which nobody notices after such a wait.
+const SHARED_FROM_MS: u64 = 16;
+
 /// Getting rows from the store.
 #[derive(Debug)]
 struct Reading {
@@ -38,6 +42,8 @@ struct Reading {
     /// When to look for the next batch, and how long to wait after that if there is none.
     open_at: u64,
     idle_ms: u64,
+    /// The next look is one with the other idle shards.
+    shared: bool,
     /// When the cursor was last moved while nothing was open.
     moved_at: u64,
 }
@@ -70,6 +76,8 @@ pub(super) struct Careful {
 #[derive(Debug)]
 pub struct Machine {
     pub(super) policy: RelayPolicy,
+    /// The policy as it is for one that shares with nobody.
+    alone: RelayPolicy,
     pub(super) order: SinkOrder,
     pub(super) cursor: Cursor,
     pub(super) window: Window,
@@ -143,6 +151,7 @@ impl Machine {
                 all: false,
                 open_at: now,
                 idle_ms: policy.idle_min_ms,
+                shared: false,
                 moved_at: now,
             },
             saving: Saving {
@@ -158,6 +167,7 @@ impl Machine {
             stopping: false,
             ended: None,
             wake: None,
+            alone: policy.clone(),
             policy,
         };
         machine.take_over(owned.cursor.clone(), now);
@@ -242,7 +252,11 @@ impl Machine {
             Input::Hint => {
                 self.reading.idle_ms = self.policy.idle_min_ms;
                 self.reading.open_at = self.reading.open_at.min(now);
+                self.reading.shared = false;
             }
+            // A transaction is collected in the window.
+            Input::Share(_) if self.log.is_some() => {}
+            Input::Share(shards) => self.policy = self.alone.shared_by(shards),
             Input::LeaseUntil(until) => self.lease_until = until,
             Input::LeaseLost => self.ended = Some(End::Lost),
             Input::Stop => self.stopping = true,
@@ -275,6 +289,15 @@ impl Machine {
                 self.reading.out = false;
                 if let Some(opening) = self.guard(now, reply) {
                     self.opened(now, opening);
+                }
+            }
+            Input::Looked(found) => {
+                self.reading.out = false;
+                if found {
+                    (self.reading.open_at, self.reading.shared) = (now, false);
+                } else {
+                    self.store_streak = 0;
+                    self.wait_for_rows(now);
                 }
             }
             Input::Read(reply) => {
@@ -350,8 +373,15 @@ impl Machine {
         }
     }
 
+    /// Short waits are each shard's own; long ones end for all shards of a process at once, so that one look serves all.
     fn wait_for_rows(&mut self, now: u64) {
-        self.reading.open_at = now.saturating_add(self.reading.idle_ms);
+        let wait = self.reading.idle_ms;
+        self.reading.shared = wait >= SHARED_FROM_MS;
+        self.reading.open_at = if self.reading.shared {
+            (now / wait).saturating_add(1).saturating_mul(wait)
+        } else {
+            now.saturating_add(wait)
+        };
         self.reading.idle_ms = (self.reading.idle_ms * 2).min(self.policy.idle_max_ms);
     }
 
@@ -586,11 +616,17 @@ impl Machine {
         } else if complete && self.saving.out.is_none() && !self.saving.finish {
             if self.cursor.open.is_some() || self.reading.open_at <= now {
                 self.reading.out = true;
+                let from = self.cursor.clone();
                 let idle = now.saturating_sub(self.reading.moved_at) >= self.policy.idle_save_ms;
-                commands.push(Command::OpenBatch {
-                    from: self.cursor.clone(),
-                    advance: self.cursor.open.is_none() && idle,
-                    first: self.policy.page_size(),
+                let advance = from.open.is_none() && idle;
+                commands.push(if self.reading.shared && from.open.is_none() && !advance {
+                    Command::Look { from }
+                } else {
+                    Command::OpenBatch {
+                        from,
+                        advance,
+                        first: self.policy.page_size(),
+                    }
                 });
             } else {
                 self.wake_by(self.reading.open_at);

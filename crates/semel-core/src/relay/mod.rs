@@ -22,7 +22,8 @@
 //! - A row that kills the relay again and again is found (rule O22): after
 //!   [`RelayPolicy::takeovers_max`] deaths on one place rows go out one by one, each marked before it is sent; after as
 //!   many more on one row it is poison.
-//! - Memory is bounded by [`RelayPolicy::window_rows`] and [`RelayPolicy::window_bytes`], whatever the backlog.
+//! - Memory is bounded by [`RelayPolicy::window_rows`] and [`RelayPolicy::window_bytes`], whatever the backlog and
+//!   however many shards ([`SHARE_ROWS_MIN`]).
 //! - Rows that were set aside are sent again when a person asks for it (rule O15, `redrive.rs`): by the shard's owner alone,
 //!   a key's in their order and before its newer ones.
 //!
@@ -63,5 +64,5 @@ pub use cursor::{Cursor, Epoch, Mark, OwnedShard, ShardId, ShardLease, Slots, Ta
 pub use desk::{DeskRefusal, bytes_json, decide, event_json, note_text};
 pub use log::{Discord, LogCopy, LogPlace};
 pub use machine::Machine;
-pub use policy::{Poison, RelayPolicy};
+pub use policy::{Poison, RelayPolicy, SHARE_BYTES_MIN, SHARE_ROWS_MIN};
 pub use waves::Waves;

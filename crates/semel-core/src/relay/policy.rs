@@ -28,9 +28,11 @@ pub struct RelayPolicy {
     pub page_rows: u32,
     /// Bytes of data read at once. Default 4 MiB.
     pub page_bytes: u64,
-    /// Rows held in memory at most, sent and unsent; at most half of them are on their way. Default 8 000.
+    /// Rows held in memory at most, sent and unsent; at most half of them are on their way. The shards that a relay owns have
+    /// equal parts of it, but a shard always has [`SHARE_ROWS_MIN`]; in transactions each has all of it. Default 8 000.
     pub window_rows: usize,
-    /// Bytes of data held in memory; no further page is read beyond it. Default 32 MiB.
+    /// Bytes of data held in memory, shared in the same way (at least [`SHARE_BYTES_MIN`] for a shard); no further page is read
+    /// beyond it. Default 32 MiB.
     pub window_bytes: u64,
     /// How often the cursor is saved inside a batch, in milliseconds. A crash repeats what was sent since. Default 250.
     pub save_every_ms: u64,
@@ -94,6 +96,10 @@ impl Default for RelayPolicy {
 
 /// Rows of a page, and of a window, at most.
 const WINDOW_ROWS_MAX: u64 = 100_000;
+/// Rows of a shard's part of the window at least, where the window has as many.
+pub const SHARE_ROWS_MIN: usize = 500;
+/// Bytes of a shard's part of the window at least, where the window has as many.
+pub const SHARE_BYTES_MIN: u64 = 1 << 20;
 /// Milliseconds of every wait at most (one day).
 const WAIT_MS_MAX: u64 = 86_400_000;
 
@@ -114,6 +120,23 @@ impl RelayPolicy {
         ms("redrive_look_ms", self.redrive_look_ms, 1)?;
         ms("send_timeout_ms", self.send_timeout_ms, 1)?;
         ms("retry_after_max_ms", self.retry_after_max_ms, 0)
+    }
+
+    /// The numbers for one of so many shards that share the window.
+    pub(super) fn shared_by(&self, shards: usize) -> Self {
+        let shards = shards.max(1);
+        let rows = (self.window_rows / shards)
+            .max(SHARE_ROWS_MIN)
+            .min(self.window_rows);
+        let bytes = (self.window_bytes / shards as u64)
+            .max(SHARE_BYTES_MIN)
+            .min(self.window_bytes);
+        Self {
+            window_rows: rows,
+            window_bytes: bytes,
+            page_bytes: self.page_bytes.min(bytes),
+            ..self.clone()
+        }
     }
 
     /// How much is read at once. A small window is read in parts, too: what is on its way needs the other half.

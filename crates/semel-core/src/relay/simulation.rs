@@ -244,7 +244,7 @@ impl World {
                 heard: Vec::new(),
                 session: None,
             });
-            self.tell(self.relays.len() - 1, Input::Tick);
+            self.tell(self.relays.len() - 1, Input::Share(self.relays.len()));
         }
     }
 
@@ -324,6 +324,11 @@ impl World {
                     Input::Opened,
                     Read
                 )
+            }
+            Command::Look { from } => {
+                let asked = [(lease.clone(), from)];
+                let told = now_or_never(self.store.worth_opening(&asked)).unwrap();
+                Input::Looked(skip || told[0])
             }
             Command::ReadPage { cursor, after, size } => {
                 store!(

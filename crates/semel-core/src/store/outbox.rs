@@ -310,6 +310,15 @@ pub trait OutboxStore: Send + Sync + 'static {
         first: PageSize,
     ) -> Result<Guarded<Opening>, StoreError>;
 
+    /// Of shards that have no batch open, each with its cursor: where [`OutboxStore::open_batch`] without `advance` may have
+    /// another answer than [`Opening::Empty`]. One question for all, so that it costs the same for one idle shard and for many;
+    /// writes nothing, and asks nobody whose the shards are. `true` is never wrong: it costs an opening.
+    ///
+    /// A store that has no such question says `true` everywhere.
+    async fn worth_opening(&self, idle: &[(ShardLease, Cursor)]) -> Result<Vec<bool>, StoreError> {
+        Ok(vec![true; idle.len()])
+    }
+
     /// Reads rows of the open batch with numbers above `after`. Checks that the batch is still this owner's.
     async fn read_page(
         &self,

@@ -114,13 +114,13 @@ pub(crate) const RELAY: Section = Section {
             "window_rows",
             "number",
             "8000 (Kafka's transactional mode: 4 × `transaction_rows_max`)",
-            "events held in memory at most",
+            "events held in memory at most, shared by the shards that the process owns (500 each at least; in transactions each has all)",
         ),
         field(
             "window_bytes_max",
             "bytes",
             "33554432",
-            "bytes of events held in memory",
+            "bytes of events held in memory, shared in the same way (1 MiB each at least)",
         ),
         field(
             "keep_ms",

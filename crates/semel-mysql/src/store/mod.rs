@@ -18,3 +18,4 @@ mod outbox_relays;
 mod outbox_reshard;
 mod outbox_rows;
 mod outbox_standing;
+mod outbox_worth;

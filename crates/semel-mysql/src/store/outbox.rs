@@ -235,6 +235,10 @@ impl OutboxStore for Mysql {
         ))
     }
 
+    async fn worth_opening(&self, idle: &[(ShardLease, Cursor)]) -> Result<Vec<bool>, StoreError> {
+        self.look_at_all(idle).await
+    }
+
     async fn read_page(
         &self,
         lease: &ShardLease,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use semel_core::store::SinkOrder;
 use semel_core::{Clock, ErrorKind, OutboxStore as _, StoreError, SystemClock, Timestamp};
-use semel_outbox::RelayHandle;
+use semel_outbox::{RelayConfig, RelayHandle};
 use semel_sqlite::Sqlite;
 
 use crate::bed::{Receiver, Running, To, clean_at_once, config, event, sqlite, start, until, write};
@@ -57,6 +57,56 @@ async fn a_note_that_fails_is_tried_again_more_and_more_rarely() {
     let notes = store.calls("note");
     assert!((1..=8).contains(&notes), "{notes} notes");
     ends(relay.stop()).await.unwrap();
+}
+
+/// Waits as a relay has them that nobody is in a hurry for.
+fn unhurried(shards: u16) -> RelayConfig {
+    let mut config = config();
+    config.shards = shards;
+    config.policy.idle_max_ms = 40;
+    config
+}
+
+/// Rule O13: what it costs to be idle does not grow with the shards.
+#[tokio::test]
+async fn idle_shards_look_together() {
+    let (db, _dir) = sqlite().await;
+    let store = Troubled::new(db.clone(), &[]);
+    let receiver = Receiver::new(ORDER);
+    let relay = start(store.clone(), Arc::new(To(receiver.clone())), unhurried(8));
+    until("all shards are idle", async || store.calls("worth_opening") > 5).await;
+    let (looks, opened) = (store.calls("worth_opening"), store.calls("open_batch"));
+    until("they go on looking", async || {
+        store.calls("worth_opening") > looks + 20
+    })
+    .await;
+    let opened = store.calls("open_batch") - opened;
+    let each = 8 * 20;
+    assert!(
+        opened < each / 2,
+        "{opened} looks of single shards beside 20 of all"
+    );
+    write(&db, &[event("k", "1")]).await;
+    until("it has arrived", async || receiver.texts() == ["1"]).await;
+    ends(relay.stop()).await.unwrap();
+}
+
+#[tokio::test]
+async fn shards_look_each_for_itself_where_nobody_looks_for_all() {
+    for trouble in [
+        Trouble::Hang,
+        Trouble::Panic,
+        Trouble::Fail(ErrorKind::Unavailable),
+    ] {
+        let (db, _dir) = sqlite().await;
+        let store = Troubled::new(db.clone(), &[("worth_opening", trouble)]);
+        let receiver = Receiver::new(ORDER);
+        let relay = start(store.clone(), Arc::new(To(receiver.clone())), unhurried(4));
+        until("one looks for all", async || store.calls("worth_opening") > 0).await;
+        write(&db, &[event("k", "1")]).await;
+        until("it has arrived", async || receiver.texts() == ["1"]).await;
+        ends(relay.stop()).await.unwrap();
+    }
 }
 
 /// A panic ends one task; the relay would go on without renewals, or without a cleaner, and say nothing.

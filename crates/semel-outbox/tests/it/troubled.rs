@@ -130,6 +130,11 @@ impl OutboxStore for Troubled {
         self.db.open_batch(lease, from, advance, first).await
     }
 
+    async fn worth_opening(&self, idle: &[(ShardLease, Cursor)]) -> Result<Vec<bool>, StoreError> {
+        self.meet("worth_opening").await?;
+        self.db.worth_opening(idle).await
+    }
+
     async fn read_page(
         &self,
         lease: &ShardLease,

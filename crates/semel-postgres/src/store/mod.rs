@@ -19,6 +19,7 @@ mod outbox_relays;
 mod outbox_reshard;
 mod outbox_rows;
 mod outbox_standing;
+mod outbox_worth;
 mod saga;
 mod saga_rows;
 

@@ -14,6 +14,7 @@ mod outbox_page;
 mod outbox_relays;
 mod outbox_reshard;
 mod outbox_rows;
+mod outbox_worth;
 mod saga;
 mod saga_rows;
 

@@ -92,6 +92,13 @@ async fn reads_by_index(db: &Postgres, [xid, id]: [&'static str; 2], whole: &str
             [xid, xid],
         ),
         (
+            "look for all",
+            "text[], int[], int[], int[], text[], bigint[]",
+            include_str!("../../../src/sql/outbox_worth.sql"),
+            format!("'{{default}}', '{{0}}', '{{0}}', '{{4095}}', ARRAY['{prev}'], '{{0}}'"),
+            [xid, xid],
+        ),
+        (
             "first",
             "text, text",
             include_str!("../../../src/sql/outbox_first.sql"),

@@ -4,6 +4,7 @@ mod batches;
 mod delayed;
 mod desk;
 mod exceptions;
+mod idle;
 mod limits;
 mod owners;
 mod relays;
@@ -16,6 +17,7 @@ pub use batches::*;
 pub use delayed::*;
 pub use desk::*;
 pub use exceptions::*;
+pub use idle::*;
 pub use limits::*;
 pub use owners::*;
 pub use relays::*;
@@ -46,6 +48,8 @@ macro_rules! outbox_laws {
             pages_are_bounded_and_leave_nothing_out
             an_empty_look_writes_nothing
             an_idle_cursor_moves_on_when_asked
+            one_look_for_many_shards_passes_over_nothing
+            one_look_for_many_shards_sees_what_else_an_opening_is_for
             a_row_committed_late_with_a_smaller_number_is_neither_lost_nor_waited_for
             a_key_keeps_its_order_when_a_transaction_begins_early_and_writes_late
             a_half_settled_batch_is_finished_under_its_own_mark
