@@ -94,6 +94,27 @@ impl Proxy {
         Self::start(SocketAddr::from(([127, 0, 0, 1], port))).await
     }
 
+    /// The same, to the server of a URL whose port is the last number before its path; and the URL that leads through it.
+    ///
+    /// # Errors
+    /// No port can be had, or the URL names none.
+    pub async fn before_url(url: &str) -> io::Result<(Self, String)> {
+        let server = url.rsplit_once('/').unwrap_or((url, "")).0;
+        let port = server.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+        let port: u16 = port.ok_or_else(|| io::Error::other(format!("no port in {url}")))?;
+        let proxy = Self::to_port(port).await?;
+        let through = url.replace(&format!(":{port}/"), &format!(":{}/", proxy.port()));
+        Ok((proxy, through))
+    }
+
+    /// Cuts every connection and refuses new ones, or takes them again.
+    pub fn away(&self, away: bool) {
+        self.refuse(away);
+        if away {
+            self.cut();
+        }
+    }
+
     /// Where clients connect.
     #[must_use]
     pub const fn addr(&self) -> SocketAddr {

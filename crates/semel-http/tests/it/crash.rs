@@ -1,46 +1,12 @@
 //! A process that dies at each named point, over each store that outlives it: what its successor finds.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use semel_core::KeyStore;
 use semel_http::IdempotencyLayer;
 use semel_testkit::crash::{self, Run};
 use semel_testkit::servers;
 
 use super::support::*;
-
-/// The store of a URL, by its scheme.
-async fn store(url: &str) -> Arc<dyn KeyStore> {
-    match url.split_once(':').unwrap() {
-        ("sqlite", path) => {
-            let db = semel_sqlite::Sqlite::open(semel_sqlite::Config::new(path))
-                .await
-                .unwrap();
-            db.migrate().await.unwrap();
-            Arc::new(db)
-        }
-        ("redis", _) => Arc::new(
-            semel_redis::Redis::connect(semel_redis::Config::new(url))
-                .await
-                .unwrap(),
-        ),
-        ("mysql" | "mariadb", _) => {
-            let db = semel_mysql::Mysql::connect(semel_mysql::Config::new(url))
-                .await
-                .unwrap();
-            db.migrate().await.unwrap();
-            Arc::new(db)
-        }
-        _ => {
-            let db = semel_postgres::Postgres::connect(semel_postgres::Config::new(url))
-                .await
-                .unwrap();
-            db.migrate().await.unwrap();
-            Arc::new(db)
-        }
-    }
-}
 
 /// An app over the store that the folder names, whose effect is a line in a file there.
 async fn charging(folder: &Path) -> axum::Router {
@@ -50,7 +16,7 @@ async fn charging(folder: &Path) -> axum::Router {
         wait_ms_max: 0,
         ..semel_http::Config::default()
     };
-    let layer = IdempotencyLayer::builder(store(&url).await)
+    let layer = IdempotencyLayer::builder(opened(&url).await)
         .config(config)
         .anonymous_scope("tests")
         .build()

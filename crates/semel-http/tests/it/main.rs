@@ -6,6 +6,7 @@ mod admission;
 mod answers;
 mod behind;
 mod crash;
+mod cut;
 mod framing;
 mod full;
 mod fuzz;

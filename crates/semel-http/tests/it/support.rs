@@ -54,7 +54,7 @@ impl World {
     }
 
     /// A store on a real server, with the server's clock: that of this world moves nothing.
-    fn served(store: impl KeyStore) -> Self {
+    pub(crate) fn served(store: impl KeyStore) -> Self {
         Self {
             store: Arc::new(store),
             clock: Arc::new(ManualClock::default()),
@@ -114,6 +114,38 @@ impl World {
     /// Every claim of now has ended afterwards.
     pub(crate) fn leases_end(&self) {
         self.clock.advance_ms(Config::default().lease_ms + 1);
+    }
+}
+
+/// The store of a URL, by its scheme.
+pub(crate) async fn opened(url: &str) -> Arc<dyn KeyStore> {
+    match url.split_once(':').unwrap() {
+        ("sqlite", path) => {
+            let db = semel_sqlite::Sqlite::open(semel_sqlite::Config::new(path))
+                .await
+                .unwrap();
+            db.migrate().await.unwrap();
+            Arc::new(db)
+        }
+        ("redis", _) => Arc::new(
+            semel_redis::Redis::connect(semel_redis::Config::new(url))
+                .await
+                .unwrap(),
+        ),
+        ("mysql" | "mariadb", _) => {
+            let db = semel_mysql::Mysql::connect(semel_mysql::Config::new(url))
+                .await
+                .unwrap();
+            db.migrate().await.unwrap();
+            Arc::new(db)
+        }
+        _ => {
+            let db = semel_postgres::Postgres::connect(semel_postgres::Config::new(url))
+                .await
+                .unwrap();
+            db.migrate().await.unwrap();
+            Arc::new(db)
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod bed;
 mod crash;
+mod cut;
 mod reload;
 mod shared;
 mod slow;
