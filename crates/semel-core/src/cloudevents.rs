@@ -56,6 +56,32 @@ pub fn header_value_len(bytes: &[u8]) -> usize {
     bytes.len() + 2 * bytes.iter().filter(|byte| !is_plain(**byte)).count()
 }
 
+/// The bytes that [`header_value`] wrote. What is no percent-encoding stands for itself.
+///
+/// ```
+/// assert_eq!(semel_core::cloudevents::header_bytes("100%25%20%ff%"), b"100% \xff%");
+/// ```
+#[must_use]
+pub fn header_bytes(text: &str) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
+    while let Some((first, behind)) = rest.split_first() {
+        let hex = behind.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
+        let digits = hex.filter(|hex| hex.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let encoded = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        match encoded.filter(|_| *first == b'%') {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &behind[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = behind;
+            }
+        }
+    }
+    bytes
+}
+
 fn essence(content_type: &str) -> &str {
     content_type.split(';').next().unwrap_or_default().trim()
 }

@@ -84,26 +84,35 @@ fn build(relay: &RelayConfig, destinations: &Destinations) -> Result<Arc<dyn Sin
         #[cfg(not(feature = "rabbitmq"))]
         SinkConfig::Rabbitmq(_) => Err(missing("RabbitMQ", "rabbitmq")),
         #[cfg(feature = "nats")]
-        SinkConfig::Nats(nats) => {
-            use crate::config::sink::nats::Access;
-            use semel_nats::NatsAccess;
-            let mut config = semel_nats::NatsConfig::new(nats.url.clone());
-            config.subject = nats.subject.clone().unwrap_or(config.subject);
-            config.access = match &nats.access {
-                Access::Open => NatsAccess::Open,
-                Access::Password(user, password) => NatsAccess::Password(user.clone(), password.clone()),
-                Access::Token(token) => NatsAccess::Token(token.clone()),
-                Access::File(file) => NatsAccess::Credentials(text_of(file)?),
-            };
-            config.in_flight_max = nats.in_flight_max;
-            config.message_bytes_max = nats.message_bytes_max;
-            config.connect_timeout = nats.connect_timeout;
-            config.ca_file.clone_from(&nats.ca_file);
-            Ok(Arc::new(semel_nats::NatsSink::new(config)?))
-        }
+        SinkConfig::Nats(nats) => Ok(Arc::new(semel_nats::NatsSink::new(nats_config(nats)?)?)),
         #[cfg(not(feature = "nats"))]
         SinkConfig::Nats(_) => Err(missing("NATS", "nats")),
     }
+}
+
+/// How to reach NATS.
+///
+/// # Errors
+/// A file that it needs cannot be read.
+#[cfg(feature = "nats")]
+pub(crate) fn nats_config(
+    nats: &crate::config::sink::nats::NatsConfig,
+) -> Result<semel_nats::NatsConfig, StoreError> {
+    use crate::config::sink::nats::Access;
+    use semel_nats::NatsAccess;
+    let mut config = semel_nats::NatsConfig::new(nats.url.clone());
+    config.subject = nats.subject.clone().unwrap_or(config.subject);
+    config.access = match &nats.access {
+        Access::Open => NatsAccess::Open,
+        Access::Password(user, password) => NatsAccess::Password(user.clone(), password.clone()),
+        Access::Token(token) => NatsAccess::Token(token.clone()),
+        Access::File(file) => NatsAccess::Credentials(text_of(file)?),
+    };
+    config.in_flight_max = nats.in_flight_max;
+    config.message_bytes_max = nats.message_bytes_max;
+    config.connect_timeout = nats.connect_timeout;
+    config.ca_file.clone_from(&nats.ca_file);
+    Ok(config)
 }
 
 /// Makes the sink of Redis Streams.
@@ -114,6 +123,17 @@ fn build(relay: &RelayConfig, destinations: &Destinations) -> Result<Arc<dyn Sin
 pub(crate) fn redis_sink(
     config: &crate::config::sink_redis::RedisConfig,
 ) -> Result<semel_redis::RedisSink, StoreError> {
+    semel_redis::RedisSink::new(redis_config(config)?)
+}
+
+/// What the sink of Redis Streams works by.
+///
+/// # Errors
+/// The URL is none of a Redis.
+#[cfg(feature = "redis")]
+pub(crate) fn redis_config(
+    config: &crate::config::sink_redis::RedisConfig,
+) -> Result<semel_redis::RedisSinkConfig, StoreError> {
     let crate::config::store::StoreUrl::Redis(url) = &config.url else {
         let text = "the URL is none of a Redis";
         return Err(StoreError::new(ErrorKind::Invalid, "sink", text));
@@ -128,7 +148,7 @@ pub(crate) fn redis_sink(
     sink.create_streams = config.create_streams;
     sink.entry_bytes_max = config.entry_bytes_max;
     sink.in_flight_max = config.in_flight_max;
-    semel_redis::RedisSink::new(sink)
+    Ok(sink)
 }
 
 /// A file that the sink needs.

@@ -10,10 +10,9 @@ use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, Headers as _};
 use rdkafka::metadata::Metadata;
 use rdkafka::{Message as _, Offset, TopicPartitionList};
-use semel_core::cloudevents;
-use semel_core::store::{KeptRow, SinkError, SinkErrorClass};
+pub use semel_core::store::Arrived;
+use semel_core::store::{SinkError, SinkErrorClass};
 use semel_core::{Clock as _, ErrorKind, StoreError, SystemClock};
-use uuid::Uuid;
 
 use crate::access::KafkaAccess;
 use crate::client::{self, Ears};
@@ -66,17 +65,6 @@ impl std::fmt::Debug for ArrivalsConfig {
             .field("topic", &self.topic)
             .finish_non_exhaustive()
     }
-}
-
-/// A record.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Arrived {
-    /// The event's id, by its header `ce_id` or, in structured mode, its document; `None` where there is none.
-    pub id: Option<Uuid>,
-    /// Its key.
-    pub key: Option<Bytes>,
-    /// SHA-256 of the data; not told in structured mode, where JSON may have lost the space around it.
-    pub sha256: Option<[u8; 32]>,
 }
 
 /// How far was read.
@@ -281,18 +269,10 @@ fn arrived(record: &BorrowedMessage<'_>) -> Arrived {
         let mut found = headers.iter().filter(|header| header.key == name);
         found.find_map(|header| std::str::from_utf8(header.value?).ok())
     };
-    let structured = header("content-type").is_some_and(cloudevents::is_structured);
-    let id = match header("ce_id") {
-        Some(id) => Uuid::parse_str(id).ok(),
-        None if structured => {
-            let document = cloudevents::read(record.payload().unwrap_or_default()).ok();
-            document.and_then(|document| Uuid::parse_str(&document.id).ok())
-        }
-        None => None,
-    };
-    Arrived {
-        id,
-        key: record.key().map(Bytes::copy_from_slice),
-        sha256: (!structured).then(|| KeptRow::hash(record.payload())),
-    }
+    Arrived::read(
+        header("ce_id"),
+        header("content-type"),
+        record.key().map(Bytes::copy_from_slice),
+        record.payload(),
+    )
 }

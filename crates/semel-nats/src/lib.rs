@@ -46,11 +46,13 @@
 //! [`NatsConfig::message_bytes_max`] for payload and headers together. Names of headers that begin with `nats-`, `ce-` or
 //! `semel-` are refused, and `content-type` and `traceparent`; a topic with an empty part is no subject.
 
+mod arrivals;
 mod class;
 mod config;
 mod link;
 mod record;
 mod sink;
 
+pub use arrivals::read_arrivals;
 pub use config::{NatsAccess, NatsConfig};
 pub use sink::NatsSink;

@@ -47,4 +47,4 @@ mod tls;
 pub use config::{ClientCertificate, Config, Tls};
 pub use health::Facts;
 pub use redis_store::Redis;
-pub use sink::{RedisSink, RedisSinkConfig};
+pub use sink::{RedisSink, RedisSinkConfig, read_arrivals};

@@ -1,5 +1,6 @@
 //! What a backend implements: batch-shaped traits, one per pattern, and what it can do.
 
+mod arrived;
 mod desk_work;
 mod enqueue;
 mod inbox;
@@ -13,6 +14,7 @@ mod reshard;
 mod saga;
 mod sink;
 
+pub use arrived::{Arrived, ArrivedRead};
 pub use desk_work::{REPLAY_MARK, Taking};
 pub use enqueue::{
     BACKLOG_FULL, Due, EVENT_REPEATED, MEASURE_KEPT_MS, MEASURE_ROWS, MEASURE_STALE_MS, Measured,

@@ -8,8 +8,10 @@ use crate::keys::StoreArgs;
 
 const HELP: &str = "\
 What arrived is one JSON object a line, in the order of arrival: {\"id\": \"…\", \"key\": \"…\", \"sha256\": \"…\"}; key and \
-sha256 (of the data, hexadecimal) may be left out. docs/outbox.md has commands that make it from NATS, Redis and webhooks' \
-logs. From Kafka it is read by --kafka TOPIC, all partitions up to their ends at the start. Compared are the rows that the outbox keeps and has sent; give a relay `keep_ms` that is long enough.
+sha256 (of the data, hexadecimal) may be left out. It is read by --kafka TOPIC (all partitions), --nats STREAM and --redis KEY, up \
+to where they ended at the start and at the servers of the relay that publishes the stream; nothing is taken away, and no consumer \
+notices. Queues of RabbitMQ and webhooks cannot be read back: log what consumers have accepted. Compared are the rows that the outbox \
+keeps and has sent; give a relay `keep_ms` that is long enough.
 Exit codes: 0 all arrived as it should; 1 something was missing, doubled, out of order or altered; 2 wrong use.";
 
 /// `semel audit`.
@@ -28,7 +30,7 @@ pub(super) enum AuditCommand {
 
 /// `semel audit outbox`.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("source").required(true).args(["arrived", "kafka"]))]
+#[command(group = ArgGroup::new("source").args(["arrived", "kafka", "nats", "redis"]))]
 pub(super) struct OutboxAuditArgs {
     #[command(flatten)]
     pub(super) store: StoreArgs,
@@ -38,6 +40,15 @@ pub(super) struct OutboxAuditArgs {
     /// What arrived, from this topic of Kafka; may be given several times
     #[arg(long, value_name = "TOPIC")]
     pub(super) kafka: Vec<String>,
+    /// What arrived, from this stream of NATS JetStream; may be given several times
+    #[arg(long, value_name = "STREAM")]
+    pub(super) nats: Vec<String>,
+    /// What arrived, from the Redis stream with this key; may be given several times
+    #[arg(long, value_name = "KEY")]
+    pub(super) redis: Vec<String>,
+    /// The relay whose servers are read, where several publish the stream
+    #[arg(long, value_name = "NAME")]
+    pub(super) relay: Option<String>,
     /// Brokers, with commas between them; without it those of the relay that publishes the stream
     #[arg(long, value_name = "HOST:PORT", requires = "kafka")]
     pub(super) brokers: Option<String>,

@@ -49,8 +49,8 @@ pub(super) enum CameKey {
     Told(Bytes),
     /// It came without one.
     #[cfg_attr(
-        not(any(feature = "kafka", test)),
-        expect(dead_code, reason = "made by a build with Kafka")
+        not(any(feature = "kafka", feature = "nats", feature = "redis", test)),
+        expect(dead_code, reason = "made by builds that read what arrived themselves")
     )]
     None,
 }
@@ -195,11 +195,20 @@ impl Comparison {
         }
     }
 
-    /// What is not known to belong to the outbox.
-    #[cfg(feature = "kafka")]
-    pub(super) fn stranger(&mut self) {
-        self.audit.arrived += 1;
-        self.audit.unknown += 1;
+    /// What was read at a receiver, in the order of arrival. Without an id it is not known to belong to the outbox.
+    #[cfg(any(feature = "kafka", feature = "nats", feature = "redis"))]
+    pub(super) fn found(&mut self, arrived: semel_core::store::Arrived) {
+        match arrived.id {
+            Some(id) => self.arrive(&Arrival {
+                id,
+                key: arrived.key.map_or(CameKey::None, CameKey::Told),
+                sha256: arrived.sha256,
+            }),
+            None => {
+                self.audit.arrived += 1;
+                self.audit.unknown += 1;
+            }
+        }
     }
 
     /// What was found.

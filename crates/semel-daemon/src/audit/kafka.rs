@@ -6,9 +6,9 @@ use semel_core::error::chain;
 use semel_kafka::{ArrivalsConfig, KafkaAccess, read_arrivals};
 
 use super::args::OutboxAuditArgs;
-use super::compare::{Arrival, CameKey, Comparison};
-use crate::config::sink::{KafkaConfig, SinkConfig};
-use crate::config::{self, Config};
+use super::compare::Comparison;
+use super::source;
+use crate::config::sink::SinkConfig;
 use crate::out;
 
 /// The brokers, how to get in, and further settings of their client.
@@ -24,17 +24,18 @@ pub(super) struct Brokers {
 /// # Errors
 /// What is wrong with the arguments or the configuration.
 pub(super) fn brokers(args: &OutboxAuditArgs) -> Result<Brokers, String> {
-    let path = &args.store.config.path;
-    let config = config::load(path).map_err(|report| report.to_string())?;
-    let (bootstrap, relay) = match (&args.brokers, relays(&config, args).as_slice()) {
+    let (config, path) = source::config(args)?;
+    let relays = source::relays(&config, args, |sink| match sink {
+        SinkConfig::Kafka(kafka) => Some(kafka),
+        _ => None,
+    });
+    let (bootstrap, relay) = match (&args.brokers, relays.as_slice()) {
         (Some(brokers), relays) => (brokers.clone(), relays.first().copied()),
         (None, [only]) => (only.brokers.join(","), Some(*only)),
         (None, found) => {
             return Err(format!(
-                "{} relays of {} publish the stream {} to Kafka; name the brokers with --brokers HOST:PORT",
-                found.len(),
-                path.display(),
-                args.stream
+                "{}, or name the brokers with --brokers HOST:PORT",
+                source::not_one(args, path, found.len(), "Kafka")
             ));
         }
     };
@@ -43,18 +44,6 @@ pub(super) fn brokers(args: &OutboxAuditArgs) -> Result<Brokers, String> {
         access: relay.map(|relay| relay.access.to_kafka()).unwrap_or_default(),
         properties: relay.map(|relay| relay.properties.clone()).unwrap_or_default(),
     })
-}
-
-/// Kafka of each relay that publishes the stream.
-fn relays<'a>(config: &'a Config, args: &OutboxAuditArgs) -> Vec<&'a KafkaConfig> {
-    let of_store = |store: &String| args.store.name.as_ref().is_none_or(|name| name == store);
-    let relays = config.relays.iter();
-    let relays = relays.filter(|relay| of_store(&relay.store) && relay.streams.contains(&args.stream));
-    let kafka = relays.filter_map(|relay| match &relay.sink {
-        SinkConfig::Kafka(kafka) => Some(kafka),
-        _ => None,
-    });
-    kafka.collect()
 }
 
 /// Reads the topics to their ends as of now, one after the other, and compares.
@@ -75,14 +64,7 @@ pub(super) async fn arrived(
                 properties: brokers.properties.clone(),
                 ..ArrivalsConfig::new(brokers.bootstrap.clone(), topic)
             };
-            let read = read_arrivals(&config, |record| match record.id {
-                Some(id) => comparison.arrive(&Arrival {
-                    id,
-                    key: record.key.map_or(CameKey::None, CameKey::Told),
-                    sha256: record.sha256,
-                }),
-                None => comparison.stranger(),
-            });
+            let read = read_arrivals(&config, |record| comparison.found(record));
             let (read, topic) = (read.map_err(|error| chain(&error))?, config.topic);
             out::note(format_args!(
                 "topic {topic}: {} records in {} partitions",

@@ -11,7 +11,10 @@ mod args;
 mod compare;
 #[cfg(feature = "kafka")]
 mod kafka;
+#[cfg(any(feature = "nats", feature = "redis"))]
+mod logs;
 mod read;
+mod source;
 
 use std::io::BufRead;
 
@@ -23,6 +26,7 @@ use crate::keys::{chosen, with_store_of};
 use crate::out;
 use args::{AuditCommand, OutboxAuditArgs};
 use compare::{Audit, Comparison, Expected};
+use source::Source;
 
 pub(crate) use args::AuditArgs;
 
@@ -44,23 +48,13 @@ pub(crate) fn run(args: &AuditArgs) -> Exit {
             return Exit::Usage;
         }
     };
-    #[cfg(feature = "kafka")]
-    let brokers = if args.kafka.is_empty() {
-        None
-    } else {
-        match kafka::brokers(args) {
-            Ok(brokers) => Some(brokers),
-            Err(message) => {
-                out::error(message);
-                return Exit::Usage;
-            }
+    let source = match source::chosen(args) {
+        Ok(source) => source,
+        Err(message) => {
+            out::error(message);
+            return Exit::Usage;
         }
     };
-    #[cfg(not(feature = "kafka"))]
-    if !args.kafka.is_empty() {
-        out::error(chain(&crate::sinks::missing("Kafka", "kafka")));
-        return Exit::Usage;
-    }
     // The rows are read first: what was sent by then has arrived, and what is sent meanwhile waits, for all they say.
     with_store_of(&config, async |store| {
         let outbox = match store.outbox() {
@@ -77,24 +71,28 @@ pub(crate) fn run(args: &AuditArgs) -> Exit {
                 return Exit::Failed;
             }
         };
-        #[cfg(feature = "kafka")]
-        if let Some(brokers) = brokers {
-            return match kafka::arrived(args, brokers, comparison).await {
-                Ok(comparison) => show(&comparison.done(), args),
-                Err(message) => {
-                    out::error(message);
-                    Exit::Failed
-                }
-            };
-        }
-        match arrived(args, comparison) {
+        let compared = match source {
+            Source::Lines => arrived(args, comparison).map_err(|message| (Exit::Usage, message)),
+            #[cfg(feature = "kafka")]
+            Source::Kafka(brokers) => kafka::arrived(args, brokers, comparison).await.map_err(failed),
+            #[cfg(feature = "nats")]
+            Source::Nats(config) => logs::nats(args, &config, comparison).await.map_err(failed),
+            #[cfg(feature = "redis")]
+            Source::Redis(config) => logs::redis(args, &config, comparison).await.map_err(failed),
+        };
+        match compared {
             Ok(comparison) => show(&comparison.done(), args),
-            Err(message) => {
+            Err((exit, message)) => {
                 out::error(message);
-                Exit::Usage
+                exit
             }
         }
     })
+}
+
+#[cfg(any(feature = "kafka", feature = "nats", feature = "redis"))]
+const fn failed(message: String) -> (Exit, String) {
+    (Exit::Failed, message)
 }
 
 async fn expected(outbox: &dyn OutboxStore, args: &OutboxAuditArgs) -> Result<Vec<Expected>, String> {

@@ -6,6 +6,7 @@
 )]
 
 mod api;
+mod audit;
 #[cfg(any(feature = "rabbitmq", feature = "nats"))]
 mod brokers;
 mod check;

@@ -6,6 +6,7 @@
 //! shared with gateway and sagas: SQLite and PostgreSQL to a webhook, in [`super::crash`].
 
 mod beds;
+mod stalled;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

@@ -186,6 +186,10 @@ impl Running {
         self.task.await.unwrap()
     }
 
+    pub(crate) fn has_ended(&self) -> bool {
+        self.task.is_finished()
+    }
+
     /// Its end, without being told.
     pub(crate) async fn end(self) -> Result<(), StoreError> {
         self.task.await.unwrap()

@@ -12,6 +12,7 @@ mod mysql;
 mod postgres;
 mod relay;
 mod sharing;
+mod standby;
 mod trouble;
 mod troubled;
 mod webhook;

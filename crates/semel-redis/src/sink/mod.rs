@@ -1,6 +1,7 @@
 //! The Redis Streams sink of a relay.
 
 mod answer;
+mod arrivals;
 mod entry;
 mod plan;
 
@@ -14,6 +15,7 @@ use semel_core::limits::{self, LimitExceeded};
 use semel_core::store::{OutboxRow, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder};
 use semel_core::{ErrorKind, Event, StoreError};
 
+pub use self::arrivals::read_arrivals;
 use self::entry::How;
 use self::plan::Part;
 use crate::config::Config;

@@ -32,18 +32,8 @@ impl PostgresServer {
     /// PostgreSQL is not installed, or does not start.
     #[must_use]
     pub fn start() -> Self {
-        let bin = find_bin();
-        let root = tempfile::Builder::new()
-            .prefix("semel-pg-")
-            .tempdir()
-            .unwrap()
-            .keep();
-        let guard = Guard::new(&root);
-        if is_root() {
-            run(Command::new("chown").arg("postgres").arg(&root));
-        }
-        let data = root.join("data");
-        run(as_postgres(&bin.join("initdb"))
+        let mut server = Self::in_a_new_folder();
+        run(as_postgres(&server.bin.join("initdb"))
             .args([
                 "-A",
                 "trust",
@@ -55,15 +45,58 @@ impl PostgresServer {
                 "--locale=C",
                 "-D",
             ])
-            .arg(&data));
-        let mut server = Self {
-            guard,
-            port: free_port(),
-            bin,
-            databases: AtomicU32::new(0),
-        };
+            .arg(server.data()));
         server.launch();
         server
+    }
+
+    /// A standby of this server that streams from it and answers queries. The primary waits for it where
+    /// `synchronous_standby_names` says so. Killed and started again it catches up, if the primary is there.
+    ///
+    /// # Panics
+    /// The server does not run, or the standby does not start.
+    #[must_use]
+    pub fn standby(&self) -> Self {
+        let mut standby = Self::in_a_new_folder();
+        run(as_postgres(&standby.bin.join("pg_basebackup"))
+            .args(["-h", "127.0.0.1", "-U", "postgres", "-p", &self.port.to_string()])
+            .args(["--write-recovery-conf", "--checkpoint=fast", "--no-sync", "-D"])
+            .arg(standby.data()));
+        standby.launch();
+        standby
+    }
+
+    /// Makes a standby the primary; returns when it takes writes. What it had not received is not in it.
+    ///
+    /// # Panics
+    /// It is no standby, or does not run.
+    pub fn promote(&self) {
+        run(as_postgres(&self.bin.join("pg_ctl"))
+            .arg("-D")
+            .arg(self.data())
+            .args(["-w", "-t", "60", "promote"]));
+    }
+
+    fn in_a_new_folder() -> Self {
+        let root = tempfile::Builder::new()
+            .prefix("semel-pg-")
+            .tempdir()
+            .unwrap()
+            .keep();
+        let guard = Guard::new(&root);
+        if is_root() {
+            run(Command::new("chown").arg("postgres").arg(&root));
+        }
+        Self {
+            guard,
+            port: free_port(),
+            bin: find_bin(),
+            databases: AtomicU32::new(0),
+        }
+    }
+
+    fn data(&self) -> PathBuf {
+        self.guard.dir().join("data")
     }
 
     fn launch(&mut self) {
@@ -83,7 +116,7 @@ impl PostgresServer {
         // Not `output()`: the server would inherit the pipe and keep it open.
         let status = as_postgres(&self.bin.join("pg_ctl"))
             .arg("-D")
-            .arg(self.guard.dir().join("data"))
+            .arg(self.data())
             .arg("-l")
             .arg(&log)
             .args(["-o", &options, "-w", "-t", "60", "start"])
@@ -94,7 +127,7 @@ impl PostgresServer {
         if !status.success() {
             return Err(std::fs::read_to_string(log).unwrap_or_default());
         }
-        let text = std::fs::read_to_string(self.guard.dir().join("data/postmaster.pid")).unwrap();
+        let text = std::fs::read_to_string(self.data().join("postmaster.pid")).unwrap();
         self.guard
             .watch(text.lines().next().unwrap().trim().parse().unwrap());
         Ok(())

@@ -7,6 +7,7 @@ mod limits;
 mod partitions;
 mod plans;
 mod pooler;
+mod standby;
 mod standing;
 
 use std::sync::Arc;
