@@ -158,8 +158,10 @@ async fn o21_after_a_fail_over_that_lost_commits_all_that_is_left_arrives_in_ord
     let db = connect(&address).await;
     db.migrate().await.unwrap();
     let receiver = Receiver::new(ORDER);
+    // It outlives the fail-over, so that nobody reads the cursor because of a take-over.
     let settings = RelayConfig {
         shards: 2,
+        lease: Duration::from_secs(120),
         ..config()
     };
     let relay = start(db.clone(), Arc::new(To(receiver.clone())), settings.clone());
