@@ -4,6 +4,7 @@
 mod inbox;
 mod keys;
 mod outbox;
+mod roles;
 mod saga;
 mod schema;
 mod sql;
