@@ -11,7 +11,7 @@ use rdkafka::message::{BorrowedMessage, Headers as _};
 use rdkafka::metadata::Metadata;
 use rdkafka::{Message as _, Offset, TopicPartitionList};
 pub use semel_core::store::Arrived;
-use semel_core::store::{SinkError, SinkErrorClass};
+use semel_core::store::{ARRIVED_UNREADABLE, SinkError, SinkErrorClass};
 use semel_core::{Clock as _, ErrorKind, StoreError, SystemClock};
 
 use crate::access::KafkaAccess;
@@ -24,8 +24,6 @@ const ASK: Duration = Duration::from_secs(10);
 const HEAR: Duration = Duration::from_millis(200);
 /// How long nothing may come before the broker counts as away.
 const SILENCE: Duration = Duration::from_secs(30);
-/// The page of every error here.
-const CODE: &str = "SEM0270";
 
 /// Which topic to read, and how.
 #[derive(Clone)]
@@ -175,7 +173,9 @@ pub fn read_arrivals(
                 config.topic,
                 SILENCE.as_secs()
             );
-            return Err(StoreError::new(ErrorKind::Unavailable, "read topic", text).with_code(CODE));
+            return Err(
+                StoreError::new(ErrorKind::Unavailable, "read topic", text).with_code(ARRIVED_UNREADABLE)
+            );
         }
     }
     Ok(read)
@@ -201,9 +201,9 @@ fn reader(config: &ArrivalsConfig, uncommitted: bool) -> Result<Reader, StoreErr
         ("queued.max.messages.kbytes", "16384".to_owned()),
     ];
     let settings = client::settings(&config.bootstrap, &config.access, &own, &config.properties)
-        .map_err(|error| error.with_code(CODE))?;
+        .map_err(|error| error.with_code(ARRIVED_UNREADABLE))?;
     BaseConsumer::from_config_and_context(&settings, Ears::default())
-        .map_err(|error| client::not_made(error).with_code(CODE))
+        .map_err(|error| client::not_made(error).with_code(ARRIVED_UNREADABLE))
 }
 
 fn failed(config: &ArrivalsConfig, what: &str, error: &KafkaError) -> StoreError {
@@ -215,7 +215,7 @@ fn failed(config: &ArrivalsConfig, what: &str, error: &KafkaError) -> StoreError
         "{what} of topic {} at the brokers {}: {error}",
         config.topic, config.bootstrap
     );
-    StoreError::new(kind, "read topic", text).with_code(CODE)
+    StoreError::new(kind, "read topic", text).with_code(ARRIVED_UNREADABLE)
 }
 
 /// The cluster's metadata. Who is not let in hears of it before the time of a broker that is away is over.
@@ -240,7 +240,7 @@ fn metadata(config: &ArrivalsConfig, reader: &Reader) -> Result<Metadata, StoreE
             _ => ErrorKind::Unavailable,
         };
         let text = format!("no broker of {} answers: {}", config.bootstrap, told.message);
-        return Err(StoreError::new(kind, "read topic", text).with_code(CODE));
+        return Err(StoreError::new(kind, "read topic", text).with_code(ARRIVED_UNREADABLE));
     }
 }
 
@@ -253,7 +253,7 @@ fn partitions(config: &ArrivalsConfig, reader: &Reader) -> Result<Vec<i32>, Stor
             "the brokers {} have no topic {}, or it may not be read",
             config.bootstrap, config.topic
         );
-        StoreError::new(ErrorKind::Invalid, "read topic", text).with_code(CODE)
+        StoreError::new(ErrorKind::Invalid, "read topic", text).with_code(ARRIVED_UNREADABLE)
     })?;
     Ok(topic.partitions().iter().map(|it| it.id()).collect())
 }

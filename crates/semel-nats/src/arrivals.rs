@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use semel_core::cloudevents::header_bytes;
 use semel_core::error::chain;
-use semel_core::store::{Arrived, ArrivedRead, SinkError, SinkErrorClass};
+use semel_core::store::{ARRIVED_UNREADABLE, Arrived, ArrivedRead, SinkError, SinkErrorClass};
 use semel_core::{ErrorKind, StoreError};
 
 use crate::config::NatsConfig;
@@ -21,8 +21,6 @@ use crate::link::Link;
 const SILENCE: Duration = Duration::from_secs(30);
 /// Bytes asked for at once.
 const FETCH_BYTES: i64 = 4 << 20;
-/// The page of every error here.
-const CODE: &str = "SEM0270";
 
 /// Reads a stream of JetStream from its beginning to where it ended when this was called, and hands each message over in order.
 /// It reads by an ephemeral ordered consumer of its own, which acknowledges nothing and goes when this ends; other consumers
@@ -52,7 +50,7 @@ pub async fn read_arrivals(
         };
         if none {
             let text = format!("there is no stream {stream}; `nats stream ls` lists them");
-            return StoreError::new(ErrorKind::Invalid, "read stream", text).with_code(CODE);
+            return StoreError::new(ErrorKind::Invalid, "read stream", text).with_code(ARRIVED_UNREADABLE);
         }
         failed(stream, &error)
     })?;
@@ -62,7 +60,7 @@ pub async fn read_arrivals(
             "the stream {stream} keeps a message only until its consumers have it (retention {retention:?}), so nobody can say \
              what has arrived in it; log what consumers take, and compare that with --arrived"
         );
-        return Err(StoreError::new(ErrorKind::Invalid, "read stream", text).with_code(CODE));
+        return Err(StoreError::new(ErrorKind::Invalid, "read stream", text).with_code(ARRIVED_UNREADABLE));
     }
     let info = within(stream, found.info()).await?;
     let state = &info.map_err(|error| failed(stream, &error))?.state;
@@ -104,7 +102,7 @@ async fn read_to(
         let message = message.map_err(|error| failed(stream, &error))?;
         let at = message.info().map_err(|error| {
             let text = format!("a message of the stream {stream} does not tell its place: {error}");
-            StoreError::new(ErrorKind::Unavailable, "read stream", text).with_code(CODE)
+            StoreError::new(ErrorKind::Unavailable, "read stream", text).with_code(ARRIVED_UNREADABLE)
         })?;
         let (sequence, pending) = (at.stream_sequence, at.pending);
         if at.consumer != name {
@@ -146,13 +144,13 @@ async fn within<T>(stream: &str, answer: impl Future<Output = T>) -> Result<T, S
             "nothing was heard of the stream {stream} for {} s",
             SILENCE.as_secs()
         );
-        StoreError::new(ErrorKind::Unavailable, "read stream", text).with_code(CODE)
+        StoreError::new(ErrorKind::Unavailable, "read stream", text).with_code(ARRIVED_UNREADABLE)
     })
 }
 
 fn failed(stream: &str, error: &(dyn std::error::Error + 'static)) -> StoreError {
     let text = format!("the stream {stream} could not be read: {}", chain(error));
-    StoreError::new(ErrorKind::Unavailable, "read stream", text).with_code(CODE)
+    StoreError::new(ErrorKind::Unavailable, "read stream", text).with_code(ARRIVED_UNREADABLE)
 }
 
 fn told(stream: &str, error: &SinkError) -> StoreError {
@@ -161,5 +159,5 @@ fn told(stream: &str, error: &SinkError) -> StoreError {
         _ => ErrorKind::Unavailable,
     };
     let text = format!("the stream {stream} could not be read: {}", error.message);
-    StoreError::new(kind, "read stream", text).with_code(CODE)
+    StoreError::new(kind, "read stream", text).with_code(ARRIVED_UNREADABLE)
 }

@@ -14,6 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::config::Config;
 use crate::direct::{Changed, Direct};
 use crate::error::{classify, commit_failed, is_busy};
+use crate::store::CleanPlaces;
 
 /// Rows that the driver reads ahead.
 const ROWS_BUFFERED: usize = semel_core::limits::BATCH_ITEMS_MAX;
@@ -33,6 +34,7 @@ pub struct Sqlite {
     pub(crate) clock: Arc<dyn Clock>,
     /// For keys.
     direct: Arc<Direct>,
+    pub(crate) clean_places: CleanPlaces,
 }
 
 impl std::fmt::Debug for Sqlite {
@@ -83,6 +85,7 @@ impl Sqlite {
             writer,
             reader,
             clock: config.clock,
+            clean_places: CleanPlaces::default(),
         })
     }
 

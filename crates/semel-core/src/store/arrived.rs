@@ -6,6 +6,9 @@ use uuid::Uuid;
 use super::KeptRow;
 use crate::cloudevents;
 
+/// The code of an error that says: what a receiver holds could not be read.
+pub const ARRIVED_UNREADABLE: &str = "SEM0270";
+
 /// An event as a receiver has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arrived {

@@ -14,7 +14,7 @@ mod reshard;
 mod saga;
 mod sink;
 
-pub use arrived::{Arrived, ArrivedRead};
+pub use arrived::{ARRIVED_UNREADABLE, Arrived, ArrivedRead};
 pub use desk_work::{REPLAY_MARK, Taking};
 pub use enqueue::{
     BACKLOG_FULL, Due, EVENT_REPEATED, MEASURE_KEPT_MS, MEASURE_ROWS, MEASURE_STALE_MS, Measured,

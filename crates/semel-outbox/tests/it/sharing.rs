@@ -1,4 +1,4 @@
-//! Relays that share the shards of a stream: over SQLite, PostgreSQL and MariaDB.
+//! Relays that share the shards of a stream: over SQLite, PostgreSQL (through PgBouncer, too) and MariaDB.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use semel_core::store::{Presence, SinkOrder};
 use semel_core::{Event, Nonce, OutboxStore};
 use semel_outbox::RelayConfig;
-use semel_testkit::servers::{mariadb, postgres};
+use semel_testkit::servers::{mariadb, pgbouncer, postgres};
 
 use crate::bed::{Receiver, Running, To, config, event, sqlite, start, until};
 
@@ -50,6 +50,19 @@ impl Bed {
     async fn on_postgres() -> Self {
         let db = crate::postgres::connect(&postgres().fresh_database()).await;
         db.migrate().await.unwrap();
+        let writer = db.clone();
+        let write: Write = Arc::new(move |events| {
+            let db = writer.clone();
+            Box::pin(async move { crate::postgres::write(&db, &events).await })
+        });
+        Self::new(db, write, None)
+    }
+
+    /// In transaction mode: each statement of a relay may be on another connection.
+    async fn behind_pgbouncer() -> Self {
+        let url = postgres().fresh_database();
+        crate::postgres::connect(&url).await.migrate().await.unwrap();
+        let db = crate::postgres::connect(&pgbouncer().url(&url)).await;
         let writer = db.clone();
         let write: Write = Arc::new(move |events| {
             let db = writer.clone();
@@ -182,6 +195,12 @@ macro_rules! on_each_store {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
                 super::$run(super::Bed::on_postgres().await).await;
+            })*
+        }
+        mod pooled_ {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                super::$run(super::Bed::behind_pgbouncer().await).await;
             })*
         }
         mod mariadb_ {

@@ -1,10 +1,10 @@
 //! Events inside your own transaction.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use semel_core::inbox::headers::encode_event;
-use semel_core::store::event_repeated;
-use semel_core::{Event, StoreError};
+use semel_core::store::{EVENT_REPEATED, event_repeated};
+use semel_core::{ErrorKind, Event, StoreError};
 use sqlx::postgres::PgDatabaseError;
 use sqlx::{Postgres as Driver, Transaction};
 use uuid::Uuid;
@@ -160,11 +160,34 @@ pub(super) fn failed(events: &[&Event], operation: &'static str, error: sqlx::Er
         // Its text may be in the server's language; the id in it is not.
         Some(detail) => {
             let named = |event: &&&Event| detail.contains(&event.id.to_string());
-            let id = events.iter().find(named).map_or(Uuid::nil(), |event| event.id);
-            event_repeated(id).with_source(error)
+            let id = events.iter().find(named).map(|event| event.id);
+            repeated_event(id.or_else(|| only_possible(events)), events.len()).with_source(error)
         }
         None => classify(operation, error),
     }
+}
+
+/// The id that was refused, where the server keeps it to itself: of a partition's rows it tells those who may read the partition,
+/// which writers and relays need not.
+fn only_possible(events: &[&Event]) -> Option<Uuid> {
+    if let [only] = events {
+        return Some(only.id);
+    }
+    let mut seen = HashSet::with_capacity(events.len());
+    events.iter().map(|event| event.id).find(|id| !seen.insert(*id))
+}
+
+fn repeated_event(id: Option<Uuid>, events: usize) -> StoreError {
+    id.map_or_else(
+        || {
+            let text = format!(
+                "one of these {events} events was enqueued before, and the server does not tell this role which; write them one by \
+                 one, or call enqueue_new, which passes over events that are there already"
+            );
+            StoreError::new(ErrorKind::Constraint, "enqueue", text).with_code(EVENT_REPEATED)
+        },
+        event_repeated,
+    )
 }
 
 /// Makes writers of one ordering key take turns until they commit: for those that lock no row of their own. Call it

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use redis::{Cmd, Value};
-use semel_core::store::{Arrived, ArrivedRead};
+use semel_core::store::{ARRIVED_UNREADABLE, Arrived, ArrivedRead};
 use semel_core::{ErrorKind, StoreError};
 
 use crate::config::Config;
@@ -15,8 +15,6 @@ const PAGE_BYTES: usize = 1 << 20;
 /// Entries of the first page, and of any page.
 const FIRST_ENTRIES: usize = 16;
 const ENTRIES_MAX: usize = 1_000;
-/// The page of every error about what is read.
-const CODE: &str = "SEM0270";
 const OPERATION: &str = "read stream";
 
 /// Reads a stream of Redis from its beginning to where it ended when this was called, and hands each entry over in order. No
@@ -37,7 +35,7 @@ pub async fn read_arrivals(
     let link = Link::new(config.clone(), Arc::new(|_| {}))?;
     let ask = async |command: Cmd| {
         let answer = link.ask(OPERATION, &Node::Only, command).await;
-        answer.map_err(|error| error.with_code(CODE))
+        answer.map_err(|error| error.with_code(ARRIVED_UNREADABLE))
     };
     let kind = ask(command("TYPE", key)).await?;
     match text(&kind).as_deref() {
@@ -87,12 +85,12 @@ fn command(name: &str, first: &str) -> Cmd {
 }
 
 fn invalid(text: impl Into<std::borrow::Cow<'static, str>>) -> StoreError {
-    StoreError::new(ErrorKind::Invalid, OPERATION, text).with_code(CODE)
+    StoreError::new(ErrorKind::Invalid, OPERATION, text).with_code(ARRIVED_UNREADABLE)
 }
 
 fn unreadable() -> StoreError {
     let text = "what Redis answers cannot be read as entries of a stream";
-    StoreError::new(ErrorKind::Unavailable, OPERATION, text).with_code(CODE)
+    StoreError::new(ErrorKind::Unavailable, OPERATION, text).with_code(ARRIVED_UNREADABLE)
 }
 
 const fn bytes_of(value: &Value) -> &[u8] {

@@ -7,6 +7,7 @@ pub(crate) mod key_rows;
 mod key_table;
 mod keys;
 mod outbox;
+mod outbox_clean;
 mod outbox_desk;
 mod outbox_due;
 mod outbox_limit;
@@ -18,4 +19,5 @@ mod outbox_worth;
 mod saga;
 mod saga_rows;
 
+pub(crate) use outbox_clean::CleanPlaces;
 pub(crate) use outbox_limit::refused;

@@ -328,32 +328,7 @@ impl OutboxStore for Sqlite {
     }
 
     async fn clean(&self, stream: &str, keep_ms: i64, limit: u32) -> Result<u64, StoreError> {
-        let doomed = "SELECT o.id FROM semel_outbox o
-             JOIN semel_outbox_shard s ON s.stream = o.stream AND o.slot BETWEEN s.slot_first AND s.slot_last
-             WHERE o.stream = ?3 AND o.id <= s.prev AND o.created_at < ?1 ORDER BY o.id LIMIT ?2";
-        let failed = |error| classify("clean", error);
-        let before = self.now().plus_ms(-keep_ms).0;
-        // Most looks find nothing; those take no lock.
-        let found: Option<i64> = sqlx::query_scalar(doomed)
-            .bind(before)
-            .bind(1)
-            .bind(stream)
-            .fetch_optional(&self.reader)
-            .await
-            .map_err(failed)?;
-        if found.is_none() {
-            return Ok(0);
-        }
-        let sql = format!("DELETE FROM semel_outbox WHERE id IN ({doomed})");
-        let _turn = self.turn("clean").await?;
-        let done = sqlx::query(AssertSqlSafe(sql))
-            .bind(before)
-            .bind(limit)
-            .bind(stream)
-            .execute(&self.writer)
-            .await
-            .map_err(failed)?;
-        Ok(done.rows_affected())
+        self.clean_stream(stream, keep_ms, limit).await
     }
 
     async fn limit_stream(&self, stream: &str, limit: StreamLimit) -> Result<(), StoreError> {

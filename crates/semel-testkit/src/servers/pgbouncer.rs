@@ -29,6 +29,15 @@ impl PgBouncer {
     /// PgBouncer is not installed, or does not start.
     #[must_use]
     pub fn before(server: u16) -> Self {
+        Self::logging_in(server, "postgres")
+    }
+
+    /// The same, which is this role for the server, whoever its clients say they are.
+    ///
+    /// # Panics
+    /// PgBouncer is not installed, or does not start.
+    #[must_use]
+    pub fn logging_in(server: u16, role: &str) -> Self {
         let root = tempfile::Builder::new()
             .prefix("semel-pgbouncer-")
             .tempdir()
@@ -37,7 +46,7 @@ impl PgBouncer {
         let mut guard = Guard::new(&root);
         let port = free_port();
         let settings = format!(
-            "[databases]\n* = host=127.0.0.1 port={server} user=postgres\n\
+            "[databases]\n* = host=127.0.0.1 port={server} user={role}\n\
              [pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n\
              pool_mode = transaction\ndefault_pool_size = 3\nmax_client_conn = 500\nserver_idle_timeout = 5\n"
         );

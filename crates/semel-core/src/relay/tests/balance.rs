@@ -253,6 +253,98 @@ fn a_relay_that_lives_and_takes_nothing_keeps_no_shard_from_the_others() {
     assert!(world.is_balanced() && world.held(9) > 0);
 }
 
+/// Relays 1 and 3 hold a shard each and 2 takes nothing; who holds the third shard.
+fn with_an_idle_one(third: Holding) -> Roster {
+    Roster {
+        relays: vec![id(1), id(2), id(3)],
+        shards: vec![(0, Holding::Relay(id(1))), (1, Holding::Relay(id(3))), (2, third)],
+    }
+}
+
+#[test]
+fn when_one_is_left_out_the_next_has_a_lease_of_its_own() {
+    let roster = with_an_idle_one(Holding::Free);
+    let mut balance = Balance::new(id(3), LEASE);
+    // Relay 2 should take it; then relay 1, whose turn only comes when 2 is left out.
+    let looks = 2 * LEASE / LOOK;
+    for look in 0..looks {
+        let done = balance.decide(1 + look * LOOK, &roster, false);
+        assert_eq!(done, None, "at look {look}");
+    }
+    let done = balance.decide(1 + looks * LOOK, &roster, false);
+    assert_eq!(done, Some(Move::Take));
+}
+
+#[test]
+fn those_left_out_are_tried_again_by_one_relay_and_not_by_each_in_turn() {
+    let (free, held) = (
+        with_an_idle_one(Holding::Free),
+        with_an_idle_one(Holding::Relay(id(1))),
+    );
+    let mut balance = Balance::new(id(3), LEASE);
+    let mut now = 1;
+    while now <= LEASE {
+        assert_eq!(balance.decide(now, &free, false), None);
+        now += LOOK;
+    }
+    assert_eq!(balance.decide(now, &free, false), None, "2 is left out");
+    let again = now + LEFT_OUT_LEASES * LEASE;
+    let free_from = again - 7 * LOOK;
+    while now + LOOK < free_from {
+        now += LOOK;
+        assert_eq!(balance.decide(now, &held, false), None);
+    }
+    // Relay 1 has died, and somebody else tries 2 first: when it was to be tried here, the shard has lain there for longer than half
+    // a lease.
+    now += LOOK;
+    while now < free_from + LEASE {
+        assert_eq!(balance.decide(now, &free, false), None, "it is 1's turn");
+        now += LOOK;
+    }
+    let done = balance.decide(now, &free, false);
+    assert_eq!(done, Some(Move::Take), "2 is not waited for once more");
+}
+
+#[test]
+fn one_that_was_left_out_counts_again_when_it_holds_more_or_has_come_anew() {
+    let roster = |relays: &[u8], third: Holding| Roster {
+        relays: relays.iter().map(|n| id(*n)).collect(),
+        shards: vec![
+            (0, Holding::Relay(id(1))),
+            (1, Holding::Relay(id(1))),
+            (2, third),
+            (3, Holding::Free),
+        ],
+    };
+    let left_out = || {
+        let mut balance = Balance::new(id(1), LEASE);
+        let mut now = 1;
+        while balance
+            .decide(now, &roster(&[1, 2], Holding::Free), false)
+            .is_none()
+        {
+            now += LOOK;
+        }
+        (balance, now)
+    };
+    let (mut balance, now) = left_out();
+    let took = roster(&[1, 2], Holding::Relay(id(2)));
+    assert_eq!(
+        balance.decide(now + LOOK, &took, false),
+        None,
+        "the last one is for it"
+    );
+    let (mut balance, now) = left_out();
+    let gone = roster(&[1], Holding::Free);
+    assert_eq!(balance.decide(now + LOOK, &gone, false), Some(Move::Take));
+    let came = roster(&[1, 2], Holding::Free);
+    assert_eq!(
+        balance.decide(now + 2 * LOOK, &came, false),
+        None,
+        "two are for it"
+    );
+}
+
 #[test]
 fn shards_are_given_one_at_a_time_and_the_odd_one_stays_where_it_is() {
     let roster = |mine: u16, others: u16| Roster {

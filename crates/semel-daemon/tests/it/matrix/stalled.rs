@@ -22,7 +22,7 @@ const SETTLED: usize = 8;
 const HALF_SENT: usize = 20;
 const TAKEN_OVER: usize = 25;
 /// How long each piece of data is on its way: long enough to stop the relay between a row's arrival and its answer.
-const ON_THE_WAY: Duration = Duration::from_millis(300);
+const ON_THE_WAY: Duration = Duration::from_millis(500);
 
 async fn write(db: &Postgres, topic: &str, numbers: std::ops::Range<usize>) {
     let events: Vec<_> = numbers
@@ -39,7 +39,7 @@ async fn write(db: &Postgres, topic: &str, numbers: std::ops::Range<usize>) {
 
 fn folder(url: &str, sink: &str) -> Folder {
     Folder::new(&format!(
-        "[store]\nurl = \"{url}\"\n[[relay]]\nname = \"orders\"\nshards = 1\nlease_ms = 1500\nsend_timeout_ms = 1400\n\
+        "[store]\nurl = \"{url}\"\n[[relay]]\nname = \"orders\"\nshards = 1\nlease_ms = 2500\nsend_timeout_ms = 2400\n\
          retry_cap_ms = 200\n{sink}\n"
     ))
 }

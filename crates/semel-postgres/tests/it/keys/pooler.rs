@@ -1,4 +1,5 @@
-//! Keys behind PgBouncer in transaction mode: the same laws, the same answers, and commits that are flushed.
+//! Keys behind PgBouncer in transaction mode: the same laws, the same answers, and commits that are flushed; the laws for a role
+//! that has only the rights that `docs/sql.md` writes down.
 
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use semel_testkit::laws::keys::history::compare_with_model;
 use semel_testkit::servers::pgbouncer;
 
 use super::{Lent, age_ms, request};
+use crate::roles::SHOP;
 
 /// A database, the way through the pooler, and the direct one.
 async fn pooled() -> (Lent, Postgres, Postgres) {
@@ -22,7 +24,8 @@ async fn pooled() -> (Lent, Postgres, Postgres) {
 }
 
 async fn world() -> World {
-    let (lent, db, direct) = pooled().await;
+    let (lent, direct) = Lent::take().await;
+    let db = SHOP.connect(&lent.url).await;
     let lent = Arc::new(lent);
     World::new(Arc::new(db), move |ms| {
         let (db, _kept_while_the_world_is) = (direct.clone(), Arc::clone(&lent));

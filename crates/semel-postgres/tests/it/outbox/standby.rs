@@ -99,7 +99,7 @@ async fn open(db: &Postgres, owned: &OwnedShard) -> Result<Guarded<Opening>, Sto
     for _ in 0..20 {
         match db.open_batch(&owned.lease, &owned.cursor, false, PAGE).await {
             // Connections to a server that is no more, which the pool has not asked yet.
-            Err(error) if error.kind() == ErrorKind::Unavailable => {}
+            Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::NotApplied) => {}
             answer => return answer,
         }
     }
