@@ -5,6 +5,7 @@ mod clean;
 mod functions;
 mod limits;
 mod partitions;
+mod partition_change;
 mod plans;
 mod pooler;
 mod standing;
