@@ -2,10 +2,11 @@
 
 mod backlog;
 mod clean;
+mod documented;
 mod functions;
 mod limits;
-mod partitions;
 mod partition_change;
+mod partitions;
 mod plans;
 mod pooler;
 mod standing;
