@@ -43,6 +43,7 @@ mod cursor;
 mod desk;
 mod log;
 mod machine;
+mod pace;
 mod policy;
 mod redrive;
 mod send;
@@ -63,5 +64,6 @@ pub use cursor::{Cursor, Epoch, Mark, OwnedShard, ShardId, ShardLease, Slots, Ta
 pub use desk::{DeskRefusal, bytes_json, decide, event_json, note_text};
 pub use log::{Discord, LogCopy, LogPlace};
 pub use machine::Machine;
-pub use policy::{Poison, RelayPolicy};
+pub use pace::Pace;
+pub use policy::{Poison, REPLAY_PER_SECOND, REPLAY_PER_SECOND_MAX, RelayPolicy};
 pub use waves::Waves;

@@ -17,6 +17,7 @@ use crate::store::{
 };
 
 mod balance;
+mod replays;
 mod sends;
 mod stuck;
 
