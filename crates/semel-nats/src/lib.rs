@@ -5,14 +5,14 @@
 //! | --- | --- |
 //! | subject | by [`NatsConfig::subject`]; by default the topic |
 //! | payload | the data, byte for byte |
-//! | `Nats-Msg-Id` | the event's id, or `source/id` where the source is not `/semel` (the source percent-encoded); the same on every attempt: inside its window the stream keeps the message once |
+//! | `Nats-Msg-Id` | the event's id, or `source/id` where the source is not `/semel` (the source percent-encoded); the same on every attempt: inside its window the stream keeps the message once. Of a replay with `;replay=REPLAY` behind it: it arrives although the stream has had the event, once |
 //! | `ce-specversion`, `ce-id`, `ce-source`, `ce-type`, `ce-time` | CloudEvents 1.0, binary mode |
 //! | `ce-partitionkey` | the ordering key, where there is one |
 //! | `ce-sequence` | its place among the events of its key, where there is one |
 //! | `content-type`, `traceparent` | where there is one |
 //! | `semel-topic` | the topic, as it was given |
 //! | `semel-tombstone: 1` | the event has no data, which is not the same as empty data |
-//! | every header of the event | under its own name, repeats in order |
+//! | every header of the event | under its own name, repeats in order; a replay has `semel-replay` |
 //! | `semel-headers` | the names of the event's headers in order, separated by commas, where there are two or more |
 //!
 //! In values of `ce-*` and of the event's own headers every byte outside printable ASCII, and space, `"` and `%`, is

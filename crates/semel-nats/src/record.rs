@@ -4,7 +4,7 @@ use async_nats::{HeaderMap, HeaderName};
 use bytes::Bytes;
 use semel_core::cloudevents::{header_value, header_value_len};
 use semel_core::limits::{self, LimitExceeded};
-use semel_core::store::OutboxRow;
+use semel_core::store::{OutboxRow, is_replay_header, replay_of};
 use semel_core::{Event, Timestamp};
 
 /// The source of events that name none.
@@ -30,8 +30,14 @@ const TIME_CHARS: usize = 27;
 const SEQUENCE_CHARS: usize = 39;
 const ID_CHARS: usize = 36;
 
+/// What stands between an event's id and that of its replay.
+const REPLAY: &str = ";replay=";
+
 /// Whether an event's own header would stand in for one of ours, or is one that NATS acts on.
 fn reserved(name: &str) -> bool {
+    if is_replay_header(name) {
+        return false;
+    }
     let name = name.to_ascii_lowercase();
     ["nats-", "ce-", "semel-"]
         .iter()
@@ -68,7 +74,7 @@ fn header_bytes(event: &Event) -> usize {
         ID_CHARS
     } else {
         source + 1 + ID_CHARS
-    };
+    } + replay_of(event).map_or(0, |_| REPLAY.len() + ID_CHARS);
     let of_key = event.key.as_ref().map_or(0, |key| {
         line("ce-partitionkey", header_value_len(key)) + line("ce-sequence", SEQUENCE_CHARS)
     });
@@ -111,12 +117,20 @@ const fn line(name: &str, value: usize) -> usize {
 
 /// What the stream knows a repeat by: what CloudEvents calls unique. The id alone says enough of events with the default
 /// source; another source may have the same id, derived from a key of its own, and one stream may take both.
+///
+/// A replay is no repeat: somebody wants it to arrive although the stream has had the event lately. So it is known by the replay,
+/// too; sent again within it, it is a repeat as any other.
 fn message_id(event: &Event) -> String {
-    if event.source == SOURCE {
+    let mut id = if event.source == SOURCE {
         event.id.to_string()
     } else {
         format!("{}/{}", header_value(event.source.as_bytes()), event.id)
+    };
+    if let Some(replay) = replay_of(event) {
+        id.push_str(REPLAY);
+        id.push_str(&replay.to_string());
     }
+    id
 }
 
 /// The headers of a row's message.
@@ -199,6 +213,27 @@ mod tests {
     }
 
     #[test]
+    fn a_replay_is_no_repeat_and_its_repeats_are() {
+        let event = || Event::new(Uuid::from_u128(7), "t", "e");
+        let replayed = |replay: u128| {
+            let event = event().with_header("semel-replay", Uuid::from_u128(replay).to_string());
+            check(&event, "t", 1_000).unwrap();
+            message_id(&event)
+        };
+        assert_eq!(replayed(1), replayed(1));
+        assert_eq!(
+            replayed(1),
+            format!("{};replay={}", event().id, Uuid::from_u128(1))
+        );
+        assert_ne!(replayed(1), replayed(2));
+        // Somebody's own header of that name is no replay of ours.
+        assert_eq!(
+            message_id(&event().with_header("semel-replay", "yes")),
+            event().id.to_string()
+        );
+    }
+
+    #[test]
     fn bytes_are_counted_as_the_server_counts_them() {
         let plain = || Event::new(Uuid::from_u128(7), "t", "e");
         let mut full = plain()
@@ -210,7 +245,11 @@ mod tests {
         full.source = "/shop one".to_owned();
         full.kind = "\u{fc}".to_owned();
         full.traceparent = Some("00-1-2-01".to_owned());
-        for event in [plain(), plain().with_header("a", "\""), full] {
+        let replayed = full
+            .clone()
+            .with_header("semel-replay", Uuid::from_u128(9).to_string());
+        let copy = plain().with_header("semel-replay", Uuid::from_u128(9).to_string());
+        for event in [plain(), plain().with_header("a", "\""), full, replayed, copy] {
             let row = OutboxRow {
                 row: i64::MAX,
                 created_at: Timestamp(1),

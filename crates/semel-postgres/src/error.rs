@@ -4,6 +4,8 @@ use semel_core::store::{BACKLOG_FULL, STREAM_UNKNOWN};
 use semel_core::{ErrorKind, StoreError};
 use sqlx::postgres::PgDatabaseError;
 
+use crate::store::PARTITIONS_REFUSED;
+
 /// The kind of a failed statement or connection outside of a commit: nothing of the transaction is durable.
 #[must_use]
 pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
@@ -17,7 +19,7 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
     }
     if state.as_deref() == Some("SM280") {
         let refused = StoreError::new(ErrorKind::Invalid, operation, refusal(&error));
-        return refused.with_code("SEM0280").with_source(error);
+        return refused.with_code(PARTITIONS_REFUSED).with_source(error);
     }
     if state.as_deref() == Some("SM260") {
         return StoreError::new(ErrorKind::NotApplied, operation, refusal(&error))

@@ -28,5 +28,7 @@ pub use db::Postgres;
 pub use error::{autocommit_failed, classify, commit_failed};
 pub use gate::Pooler;
 pub use migrate::{SCHEMA_VERSION, script};
-pub use store::KEYS_MOVED;
+pub use store::{
+    KEYS_MOVED, PARTITION_LOCK_WAIT, PARTITIONS_HELD, PARTITIONS_REFUSED, PartitionChange, Partitioning,
+};
 pub use tx::InboxTx;

@@ -4,14 +4,15 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable, ShortString};
 use semel_core::Event;
 use semel_core::limits::{self, LimitExceeded};
-use semel_core::store::OutboxRow;
+use semel_core::store::{OutboxRow, is_replay_header};
 
 /// Bytes of a short string of AMQP.
 const SHORT_BYTES_MAX: u64 = 255;
 
 /// Whether an event's own header would stand in for one of ours, or is one that RabbitMQ acts on.
 fn reserved(name: &str) -> bool {
-    name == "traceparent" || name.starts_with("semel-") || name == "CC" || name == "BCC"
+    !is_replay_header(name)
+        && (name == "traceparent" || name.starts_with("semel-") || name == "CC" || name == "BCC")
 }
 
 /// Refuses what no message could carry.

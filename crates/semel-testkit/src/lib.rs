@@ -13,6 +13,7 @@ pub mod certificates;
 pub mod children;
 pub mod clock;
 pub mod crash;
+pub mod documents;
 pub mod faulty;
 pub mod laws;
 pub mod proxy;

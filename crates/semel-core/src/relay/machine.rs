@@ -141,7 +141,7 @@ impl Machine {
             },
             counters: Counters::default(),
             log: Log::of(order, owned),
-            redrive: Redrive::default(),
+            redrive: Redrive::new(policy.replay_per_second),
             lease_until,
             next_call: 0,
             last_tried: 0,

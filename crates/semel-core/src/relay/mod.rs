@@ -44,6 +44,7 @@ mod cursor;
 mod desk;
 mod log;
 mod machine;
+mod pace;
 mod policy;
 mod redrive;
 mod send;
@@ -64,5 +65,8 @@ pub use cursor::{Cursor, Epoch, Mark, OwnedShard, ShardId, ShardLease, Slots, Ta
 pub use desk::{DeskRefusal, bytes_json, decide, event_json, note_text};
 pub use log::{Discord, LogCopy, LogPlace};
 pub use machine::Machine;
-pub use policy::{Poison, RelayPolicy, SHARE_BYTES_MIN, SHARE_ROWS_MIN};
+pub use pace::Pace;
+pub use policy::{
+    Poison, REPLAY_PER_SECOND, REPLAY_PER_SECOND_MAX, RelayPolicy, SHARE_BYTES_MIN, SHARE_ROWS_MIN,
+};
 pub use waves::Waves;

@@ -44,6 +44,9 @@ pub struct RelayPolicy {
     pub idle_save_ms: u64,
     /// How often to look whether something is asked of the rows that were set aside, in milliseconds. Default 1 000.
     pub redrive_look_ms: u64,
+    /// Events of replays under the same ids that a shard sends in a second at most, so that they do not push live ones aside; 0
+    /// is no bound. Default [`REPLAY_PER_SECOND`].
+    pub replay_per_second: u32,
     /// How long one send may last, in milliseconds; never beyond the lease. Default 10 000.
     pub send_timeout_ms: u64,
     /// When a refused row is tried again, and how often before it is poison. Default 5 attempts.
@@ -75,6 +78,7 @@ impl Default for RelayPolicy {
             idle_max_ms: 100,
             idle_save_ms: 5_000,
             redrive_look_ms: 1_000,
+            replay_per_second: REPLAY_PER_SECOND,
             send_timeout_ms: 10_000,
             retry: RetryPolicy {
                 attempts_max: 5,
@@ -94,6 +98,10 @@ impl Default for RelayPolicy {
     }
 }
 
+/// Events of a replay in a second, where nothing else is said.
+pub const REPLAY_PER_SECOND: u32 = 1_000;
+/// The highest such number.
+pub const REPLAY_PER_SECOND_MAX: u32 = 1_000_000;
 /// Rows of a page, and of a window, at most.
 const WINDOW_ROWS_MAX: u64 = 100_000;
 /// Rows of a shard's part of the window at least, where the window has as many.
@@ -118,6 +126,11 @@ impl RelayPolicy {
         ms("idle_max_ms", self.idle_max_ms, self.idle_min_ms)?;
         ms("idle_save_ms", self.idle_save_ms, 1)?;
         ms("redrive_look_ms", self.redrive_look_ms, 1)?;
+        let (replays, most) = (
+            u64::from(self.replay_per_second),
+            u64::from(REPLAY_PER_SECOND_MAX),
+        );
+        limits::check("replay_per_second", "events", replays, 0, most, "see RelayPolicy")?;
         ms("send_timeout_ms", self.send_timeout_ms, 1)?;
         ms("retry_after_max_ms", self.retry_after_max_ms, 0)
     }

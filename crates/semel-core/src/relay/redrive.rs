@@ -11,6 +11,9 @@
 //! that learns that its list is empty, and only if it waited, and nothing of it was still to be set aside, when that was
 //! asked. A row that is refused again stops its list: it stands for its key, and what waited goes behind it.
 //!
+//! Replays are sent at a pace ([`RelayPolicy::replay_per_second`](super::RelayPolicy)): as many are taken at once as may be sent at
+//! once, so that what is taken is soon settled.
+//!
 //! A mark is carried out once: a refusal, or too many owners that ended while they were at it, takes it away.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -20,10 +23,11 @@ use bytes::Bytes;
 
 use super::command::{Command, PauseKind};
 use super::machine::Machine;
+use super::pace::Pace;
 use super::settle::{HELD_BACK_MS, none_left};
 use crate::store::{
     DeskRow, Guarded, OutboxRow, PageSize, RedriveSave, Refused, SinkError, SinkErrorClass, SinkOrder, Taken,
-    Wish,
+    Wish, replay_of,
 };
 
 /// Rows taken at once.
@@ -52,6 +56,8 @@ struct Item {
     row: Arc<OutboxRow>,
     attempts: u32,
     list: Option<Bytes>,
+    /// Whether a replay sends it.
+    replay: bool,
     state: State,
     aways: u32,
     not_before: u64,
@@ -64,7 +70,7 @@ impl Item {
 }
 
 /// What is being sent again.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Redrive {
     items: Vec<Item>,
     /// What the first row that remains of a list is marked with, when the rows above it are gone.
@@ -87,9 +93,28 @@ pub(super) struct Redrive {
     streak: u32,
     /// While half open, who may try next: it, or the batch.
     passed: bool,
+    /// Of replays.
+    pace: Pace,
 }
 
 impl Redrive {
+    pub(super) fn new(replay_per_second: u32) -> Self {
+        Self {
+            items: Vec::new(),
+            carry: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            out: false,
+            more: false,
+            asking: BTreeMap::new(),
+            again: BTreeMap::new(),
+            waiting: HashMap::new(),
+            look_at: 0,
+            streak: 0,
+            passed: false,
+            pace: Pace::new(replay_per_second),
+        }
+    }
+
     pub(super) fn in_flight(&self) -> usize {
         self.calls.values().map(Vec::len).sum()
     }
@@ -183,6 +208,7 @@ impl Machine {
             }
         }
         self.redrive.items.push(Item {
+            replay: replay_of(&row.stored.row.row.event).is_some(),
             row: Arc::new(row.stored.row.row),
             attempts: row.stored.exception.attempts,
             list,
@@ -342,7 +368,7 @@ impl Machine {
                 self.redrive.out = true;
                 commands.push(Command::Take {
                     size: PageSize {
-                        rows: TAKE_ROWS,
+                        rows: TAKE_ROWS.min(self.redrive.pace.at_once()),
                         bytes: self.policy.page_bytes,
                     },
                 });
@@ -459,15 +485,22 @@ impl Machine {
         };
         let mut picked = Vec::new();
         let mut busy: HashSet<&Bytes> = HashSet::new();
+        let (replays_max, mut replays) = (self.redrive.pace.free(now), 0);
         let mut wake = None;
         for item in &self.redrive.items {
             let key = item.row.event.key.as_ref();
             let free = key.is_none_or(|key| !busy.contains(key));
-            let due = item.state == State::Queued && item.not_before <= now;
+            let not_before = if item.replay && replays == replays_max {
+                item.not_before.max(self.redrive.pace.due_ms()).max(now + 1)
+            } else {
+                item.not_before
+            };
+            let due = item.state == State::Queued && not_before <= now;
             if due && free && picked.len() < max {
+                replays += u32::from(item.replay);
                 picked.push((item.number(), Arc::clone(&item.row)));
-            } else if free && item.state == State::Queued && item.not_before > now {
-                wake = Some(wake.map_or(item.not_before, |at: u64| at.min(item.not_before)));
+            } else if free && item.state == State::Queued && not_before > now {
+                wake = Some(wake.map_or(not_before, |at: u64| at.min(not_before)));
             }
             let over = matches!(item.state, State::Gone | State::Left);
             if let Some(key) = key
@@ -476,6 +509,9 @@ impl Machine {
             {
                 busy.insert(key);
             }
+        }
+        if replays > 0 {
+            self.redrive.pace.done(now, replays);
         }
         if let Some(at) = wake {
             self.wake_by(at);

@@ -18,6 +18,7 @@ use crate::store::{
 
 mod balance;
 mod memory;
+mod replays;
 mod sends;
 mod stuck;
 

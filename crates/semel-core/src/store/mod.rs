@@ -32,7 +32,7 @@ pub use outbox_desk::{
     DeskChange, DeskEntry, DeskQuery, DeskRequest, DeskRow, Hold, KeptRow, KeptState, NOTE_BYTES_MAX,
     OutboxDesk, REPLAY_HEADER, REPLAY_OF_HEADER, REPLAY_REASON, REPLAY_ROWS_MAX, RESCAN_ROWS_COUNTED_MAX,
     RedriveSave, Refused, Replay, Replayed, ReplayedRow, Rescan, ShardStanding, Standing, Taken, Wish,
-    no_desk,
+    is_replay_header, no_desk, replay_of,
 };
 pub use partitions::{Partition, Partitions, Rotation};
 pub use reshard::{RESHARD_HOLD_MS, RESHARD_REST_MS};

@@ -253,6 +253,20 @@ pub const REPLAY_HEADER: &str = "semel-replay";
 /// The header of a replayed event with an id of its own: the id of the event that it repeats.
 pub const REPLAY_OF_HEADER: &str = "semel-replay-of";
 
+/// Whether a header says that an event is sent again because a person asked for it. Sinks that keep names that begin with
+/// `semel-` for themselves let these two through.
+#[must_use]
+pub fn is_replay_header(name: &str) -> bool {
+    name == REPLAY_HEADER || name == REPLAY_OF_HEADER
+}
+
+/// The replay that an event is sent in; `None` where it is none.
+#[must_use]
+pub fn replay_of(event: &Event) -> Option<Uuid> {
+    let (_, value) = event.headers.iter().rfind(|(name, _)| name == REPLAY_HEADER)?;
+    Uuid::try_parse_ascii(value).ok()
+}
+
 /// Which events to send again, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replay {

@@ -23,6 +23,8 @@ pub struct Partitions {
     pub now: Timestamp,
     /// The time that a new partition is for, in milliseconds.
     pub width_ms: i64,
+    /// How many a turn of rotation makes for the time ahead.
+    pub premake: u32,
     /// All, in the order of their times; the one without an end last.
     pub parts: Vec<Partition>,
     /// What delays the drop of a partition, and who.

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use semel_core::mapping::Mapping;
-use semel_core::relay::{Poison, RelayPolicy};
+use semel_core::relay::{Poison, REPLAY_PER_SECOND_MAX, RelayPolicy};
 use semel_core::store::{SHARDS_MAX, StreamLimit};
 use semel_outbox::Delayed;
 
@@ -139,6 +139,13 @@ pub(crate) const RELAY: Section = Section {
             "number",
             "500",
             "delayed events moved into the outbox in one transaction at most",
+        ),
+        field(
+            "replay_per_second",
+            "number",
+            "1000",
+            "events of a replay with the same ids that a shard sends in a second at most, so that live ones are not pushed aside; \
+             `0` is no bound",
         ),
         field(
             "backlog_rows_max",
@@ -323,6 +330,9 @@ fn policy(table: &Table<'_>) -> RelayPolicy {
     set("window_bytes_max", 1..=1 << 32, &mut policy.window_bytes);
     if let Some(attempts) = table.number("attempts_max", 1..=1_000_000) {
         policy.retry.attempts_max = u32::try_from(attempts).unwrap_or(u32::MAX);
+    }
+    if let Some(rate) = table.number("replay_per_second", 0..=u64::from(REPLAY_PER_SECOND_MAX)) {
+        policy.replay_per_second = u32::try_from(rate).unwrap_or(u32::MAX);
     }
     // The number of refusals decides, however long they take: a receiver that is away between two of them is no refusal.
     policy.retry.total_ms_max = u64::MAX;

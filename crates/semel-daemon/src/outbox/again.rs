@@ -1,10 +1,12 @@
 //! `semel outbox replay` and `rescan`: sending again what was sent.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use bytes::Bytes;
 use semel_core::error::chain;
 use semel_core::host::uuid_v7;
+use semel_core::relay::Pace;
 use semel_core::store::{OutboxStore, REPLAY_ROWS_MAX, Replay, ReplayedRow, Rescan};
 use semel_core::{Clock as _, StoreError, SystemClock};
 use serde_json::{Value, json};
@@ -104,7 +106,7 @@ pub(super) async fn replay(store: &dyn OutboxStore, args: &ReplayArgs) -> Exit {
         ..replay.clone()
     };
     // What would be sent is counted first, so that a person agrees to a number.
-    let found = match run(store, dry, args.limit, |_| {}).await {
+    let found = match run(store, dry, args.limit, Pace::new(0), |_| {}).await {
         Ok(found) => found,
         Err((_, error)) => return failed(&error),
     };
@@ -133,10 +135,12 @@ pub(super) async fn replay(store: &dyn OutboxStore, args: &ReplayArgs) -> Exit {
         IdsArg::Fresh => "with ids of their own: receivers take them once more",
     };
     let more = if found.more { ", the first of more" } else { "" };
+    let count = found.rows.len();
     let shown = format!(
-        "{} events of the stream {}{more}, {ids}",
-        found.rows.len(),
-        args.stream
+        "{count} events of the stream {}{more}, {ids}, in {} s at least (--rate {})",
+        args.stream,
+        count / args.rate as usize,
+        args.rate
     );
     if let Err(exit) = keys::asked(&shown, "send them again, behind all that wait", &args.person) {
         return exit;
@@ -159,7 +163,7 @@ pub(super) async fn replay(store: &dyn OutboxStore, args: &ReplayArgs) -> Exit {
         return Exit::Failed;
     }
     let json = args.look.json;
-    let done = run(store, replay.clone(), args.limit, |rows| {
+    let done = run(store, replay.clone(), args.limit, Pace::new(args.rate), |rows| {
         if !json {
             print(rows);
         }
@@ -211,6 +215,10 @@ fn replay_of(args: &ReplayArgs) -> Result<Replay, String> {
     })
 }
 
+fn now_ms() -> u64 {
+    u64::try_from(SystemClock.monotonic().as_millis()).unwrap_or(u64::MAX)
+}
+
 /// What was done, or would be.
 #[derive(Default)]
 struct Found {
@@ -223,6 +231,7 @@ async fn run(
     store: &dyn OutboxStore,
     mut replay: Replay,
     limit: u64,
+    mut pace: Pace,
     mut each: impl FnMut(&[ReplayedRow]),
 ) -> Result<Found, (Found, StoreError)> {
     let mut found = Found::default();
@@ -232,7 +241,12 @@ async fn run(
             found.more = true;
             return Ok(found);
         }
-        replay.limit = u32::try_from(left).unwrap_or(u32::MAX).min(REPLAY_ROWS_MAX);
+        let now = now_ms();
+        tokio::time::sleep(Duration::from_millis(pace.due_ms().saturating_sub(now))).await;
+        replay.limit = u32::try_from(left)
+            .unwrap_or(u32::MAX)
+            .min(REPLAY_ROWS_MAX)
+            .min(pace.at_once());
         let page = match desk(store) {
             Ok(desk) => desk.replay(&replay).await,
             Err(error) => Err(error),
@@ -241,6 +255,7 @@ async fn run(
             Ok(page) => page,
             Err(error) => return Err((found, error)),
         };
+        pace.done(now_ms(), u32::try_from(page.rows.len()).unwrap_or(u32::MAX));
         each(&page.rows);
         let last = page.rows.last().map(|row| row.row);
         found.rows.extend(page.rows);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
+use semel_core::relay::{REPLAY_PER_SECOND, REPLAY_PER_SECOND_MAX};
 use semel_core::store::ExceptionKind;
 
 use crate::keys::{PersonArgs, StoreArgs};
@@ -38,6 +39,9 @@ pub(crate) enum OutboxCommand {
     /// After a restore, a copy or an upgrade of the database: send everything that is kept again, in order, with its ids
     #[command(after_help = EXIT_CODES)]
     Rescan(RescanArgs),
+    /// On PostgreSQL: put the outbox into partitions by time, which go as a whole; or make it one table again
+    #[command(after_help = EXIT_CODES)]
+    Partition(PartitionArgs),
 }
 
 /// `semel outbox parked`.
@@ -261,6 +265,11 @@ pub(crate) struct ReplayArgs {
     /// Events at most
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub(crate) limit: u64,
+    /// Events asked for in a second at most, so that live ones are not pushed aside. With the same ids the shards send them no faster
+    /// than `replay_per_second` of their relay
+    #[arg(long, value_name = "N", default_value_t = REPLAY_PER_SECOND,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(REPLAY_PER_SECOND_MAX)))]
+    pub(crate) rate: u32,
     /// Which ids the copies have
     #[arg(long, value_enum, default_value_t = IdsArg::Same)]
     pub(crate) ids: IdsArg,
@@ -280,6 +289,30 @@ pub(crate) struct RescanArgs {
     #[arg(long, value_name = "STREAM")]
     pub(crate) stream: Option<String>,
     /// Show what would be sent, and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) person: PersonArgs,
+}
+
+/// `partition`.
+#[derive(Debug, Args)]
+pub(crate) struct PartitionArgs {
+    #[command(flatten)]
+    pub(crate) look: LookArgs,
+    /// The time that a partition is for, 1m to 32d; about `keep_ms`, so that a handful are there at once [default: 1h, or as it is]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) width: Option<String>,
+    /// How many are made for the time ahead [default: 3, or as it is]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) ahead: Option<u32>,
+    /// Make it one table again
+    #[arg(long, conflicts_with_all = ["width", "ahead"])]
+    pub(crate) off: bool,
+    /// Refuse it where more events are kept: 50,000 are copied in a second, and all writers wait
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    pub(crate) rows_max: u64,
+    /// Show what would be done and who is in the way, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
     #[command(flatten)]

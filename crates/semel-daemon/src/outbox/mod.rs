@@ -8,6 +8,7 @@
 mod again;
 mod args;
 mod change;
+mod partition;
 mod show;
 mod time;
 mod why;
@@ -54,6 +55,7 @@ pub(crate) fn run(args: &OutboxArgs) -> Exit {
         OutboxCommand::Rescan(rescan) => on_desk(&rescan.look.store, async |store| {
             again::rescan(store, rescan).await
         }),
+        OutboxCommand::Partition(change) => partition::run(change),
     }
 }
 

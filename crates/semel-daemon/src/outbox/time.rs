@@ -1,5 +1,7 @@
 //! Times as a person types them.
 
+use std::time::Duration;
+
 use semel_core::Timestamp;
 
 const DAY_US: i64 = 86_400_000_000;
@@ -12,6 +14,14 @@ pub(super) fn parse(text: &str, now: Timestamp) -> Result<Timestamp, String> {
         .ok_or_else(|| {
             format!("`{text}` is no time; write 2026-12-01T13:00:00Z, or 90m, 2h, 3d for so long ago")
         })
+}
+
+/// A length of time: `20s`, `90m`, `2h`, `3d`.
+pub(super) fn length(text: &str) -> Result<Duration, String> {
+    let micros = ago(text).and_then(|us| u64::try_from(us).ok());
+    micros
+        .map(Duration::from_micros)
+        .ok_or_else(|| format!("`{text}` is no length of time; write 20s, 90m, 2h or 3d"))
 }
 
 fn ago(text: &str) -> Option<i64> {

@@ -26,6 +26,7 @@ mod mistakes;
 #[cfg(feature = "mysql")]
 mod mysql;
 mod outbox;
+mod outbox_partition;
 mod python;
 mod quota;
 mod receiver;

@@ -8,6 +8,7 @@ use async_nats::jetstream::{self, consumer, stream};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
+use semel_core::store::is_replay_header;
 use semel_core::{Event, Sink};
 use semel_nats::{NatsConfig, NatsSink};
 use semel_testkit::laws::sink::{Arrived, Line, Receiver, SinkBed};
@@ -58,10 +59,13 @@ fn decode(headers: &HeaderMap, payload: Bytes) -> Arrived {
         |name: &str| plain(name).map(|value| String::from_utf8(percent_decoded(&value).to_vec()).unwrap());
     assert_eq!(plain("ce-specversion").unwrap(), "1.0");
     let id = plain("ce-id").unwrap();
-    let unique = match plain("ce-source").unwrap().as_str() {
+    let mut unique = match plain("ce-source").unwrap().as_str() {
         "/semel" => id.clone(),
         source => format!("{source}/{id}"),
     };
+    if let Some(replay) = plain("semel-replay") {
+        unique.push_str(&format!(";replay={replay}"));
+    }
     assert_eq!(plain("Nats-Msg-Id").unwrap(), unique);
     let mut event = Event::new(
         id.parse().unwrap(),
@@ -75,11 +79,12 @@ fn decode(headers: &HeaderMap, payload: Bytes) -> Arrived {
     event.data = (plain("semel-tombstone").as_deref() != Some("1")).then_some(payload);
     let ours = |name: &str| {
         let name = name.to_ascii_lowercase();
-        ["nats-", "ce-", "semel-"]
-            .iter()
-            .any(|prefix| name.starts_with(prefix))
-            || name == "content-type"
-            || name == "traceparent"
+        !is_replay_header(&name)
+            && (["nats-", "ce-", "semel-"]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
+                || name == "content-type"
+                || name == "traceparent")
     };
     let names = match plain("semel-headers") {
         Some(names) => names.split(',').map(ToOwned::to_owned).collect(),

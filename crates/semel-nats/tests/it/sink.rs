@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use async_nats::jetstream::{self, stream};
-use semel_core::store::{OutboxRow, Sink as _, SinkError, SinkErrorClass};
+use semel_core::store::{OutboxRow, REPLAY_HEADER, Sink as _, SinkError, SinkErrorClass};
 use semel_core::{Event, Timestamp};
 use semel_nats::{NatsAccess, NatsConfig, NatsSink};
 use semel_testkit::laws::sink::LIMIT;
@@ -58,6 +58,36 @@ async fn a_row_sent_again_inside_the_window_is_kept_once_and_acknowledged() {
         assert_eq!(classes(sink().publish_many(&rows, LIMIT).await), [None, None]);
     }
     assert_eq!(stream.info().await.unwrap().state.messages, 2);
+}
+
+/// A replay that a person asked for arrives inside the window, once for each replay; sent again it is a repeat.
+#[tokio::test]
+async fn a_replay_inside_the_window_arrives_once_for_each_replay() {
+    let name = nats().fresh_name("s");
+    let mut stream = made(named(&name)).await;
+    let live = row(&name, 1, "k");
+    let replayed = |replay: u128| {
+        let mut row = (*live).clone();
+        let id = Uuid::from_u128(replay).to_string();
+        row.event.headers.push((REPLAY_HEADER.to_owned(), id.into()));
+        assert!(sink().check(&row.event).is_ok());
+        Arc::new(row)
+    };
+    let rows = [live.clone(), replayed(1), replayed(2)];
+    for (sent, kept) in [(0..1, 1), (0..2, 2), (1..2, 2), (0..3, 3), (0..3, 3)] {
+        let rows = &rows[sent];
+        assert!(
+            classes(sink().publish_many(rows, LIMIT).await)
+                .iter()
+                .all(Option::is_none)
+        );
+        assert_eq!(stream.info().await.unwrap().state.messages, kept);
+    }
+    for n in 1..=3 {
+        let message = stream.get_raw_message(n).await.unwrap();
+        let id = message.headers.get("ce-id").unwrap().as_str().to_owned();
+        assert_eq!(id, live.event.id.to_string(), "a consumer knows it as the same");
+    }
 }
 
 #[tokio::test]

@@ -138,6 +138,50 @@ async fn partitions_that_come_and_go_under_writers_and_relays_lose_nothing() {
     }
 }
 
+/// Into partitions and back, twice, under writers and relays: nothing is lost, doubled or out of order, and nobody meets an error.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outbox_goes_into_partitions_and_back_under_writers_and_relays() {
+    let db = fresh().await;
+    let receiver = Receiver::new(SinkOrder::OnePerKey { in_flight_max: 16 });
+    let config = RelayConfig {
+        shards: 2,
+        clean: Some(clean_at_once()),
+        ..config()
+    };
+    let relays = [(); 2].map(|()| start(db.clone(), Arc::new(To(receiver.clone())), config.clone()));
+    let writers: Vec<_> = (0..6)
+        .map(|number| tokio::spawn(writer(db.clone(), number)))
+        .collect();
+    for _ in 0..2 {
+        for parted in [true, false] {
+            let before = receiver.ids().len();
+            until("more have arrived", async || receiver.ids().len() > before + 50).await;
+            if parted {
+                db.partition_outbox(Duration::from_secs(60)).await.unwrap();
+            } else {
+                db.unpartition_outbox(10_000).await.unwrap();
+            }
+            assert_eq!(db.partitions().await.unwrap().is_some(), parted);
+        }
+    }
+    assert!(
+        writers.iter().any(|writer| !writer.is_finished()),
+        "all of it under writers"
+    );
+    let mut wanted = BTreeSet::new();
+    for writer in writers {
+        wanted.extend(writer.await.unwrap());
+    }
+    until("all have arrived", async || receiver.ids().len() >= wanted.len()).await;
+    for relay in relays {
+        assert_eq!(relay.handle.stats().trouble, None);
+        relay.stop().await.unwrap();
+    }
+    assert_eq!(receiver.ids(), wanted, "lost, or from nowhere");
+    assert_eq!(receiver.arrived.lock().unwrap().len(), wanted.len(), "doubled");
+    receiver.check_order();
+}
+
 /// The server is killed under a running relay: it says so, waits, reads its cursor back and goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_dies_and_comes_back_loses_nothing() {

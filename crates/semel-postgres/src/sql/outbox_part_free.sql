@@ -1,7 +1,8 @@
 -- Whether a partition is still what it was in the snapshot $1, by its asker's lock for good (rule O4): every row was settled
 -- then, none was written since, and what the marks $2 to $5 saw, those of today see, too. $6 and $7: the streams that had rows
--- in it, and for how long they were to be kept.
-SELECT coalesce((SELECT system_identifier FROM pg_control_system()) = (SELECT system_id FROM semel.outbox_incarnation), false)
+-- in it, and for how long they were to be kept. $8: the very table, for one of its name may have come in its place.
+SELECT 'semel.{table}'::regclass::oid = $8
+  AND coalesce((SELECT system_identifier FROM pg_control_system()) = (SELECT system_id FROM semel.outbox_incarnation), false)
   AND NOT EXISTS (SELECT FROM semel.{table} o
     WHERE o.xid >= pg_snapshot_xmin($1::text::pg_snapshot) AND NOT pg_visible_in_snapshot(o.xid, $1::text::pg_snapshot))
   AND NOT EXISTS (

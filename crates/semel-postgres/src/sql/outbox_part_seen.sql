@@ -1,6 +1,6 @@
 -- What a partition holds, stream by stream, and the marks by which that was judged; one row at least, with the snapshot of
 -- this very statement. It takes no lock that anybody waits for.
-SELECT pg_current_snapshot()::text AS seen,
+SELECT pg_current_snapshot()::text AS seen, 'semel.{table}'::regclass::oid AS oid,
   coalesce((SELECT system_identifier FROM pg_control_system())
     = (SELECT system_id FROM semel.outbox_incarnation), false) AS home,
   r.stream, r.rows, r.waiting, k.keep_ms, semel.us(least(r.newest, timestamptz '9999-12-31')) AS newest_us,

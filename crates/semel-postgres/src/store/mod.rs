@@ -13,6 +13,7 @@ mod outbox_due;
 mod outbox_hint;
 mod outbox_limit;
 mod outbox_open;
+mod outbox_partition_change;
 mod outbox_partitions;
 mod outbox_reading;
 mod outbox_relays;
@@ -27,4 +28,7 @@ pub(crate) use key_hints::Hints;
 pub use keys::KEYS_MOVED;
 pub(crate) use outbox_clean::CleanPlaces;
 pub(crate) use outbox_hint::PageHints;
+pub use outbox_partition_change::{
+    PARTITION_LOCK_WAIT, PARTITIONS_HELD, PARTITIONS_REFUSED, PartitionChange, Partitioning,
+};
 pub(crate) use outbox_partitions::Drops;

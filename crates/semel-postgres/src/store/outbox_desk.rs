@@ -101,7 +101,7 @@ async fn first(tx: &mut Tx, shard: &ShardId, key: &Bytes) -> Result<Option<(i64,
     Ok(found.map(|(id, asked)| (id, asked.as_deref().and_then(Wish::parse))))
 }
 
-async fn write(tx: &mut Tx, entry: &DeskEntry) -> Result<(), StoreError> {
+pub(super) async fn write(tx: &mut Tx, entry: &DeskEntry) -> Result<(), StoreError> {
     query(
         "INSERT INTO semel.outbox_desk_log (\"by\", why, action, stream, \"row\", event_id, before)
          VALUES ($1, $2, $3, $4, $5, $6, $7)",

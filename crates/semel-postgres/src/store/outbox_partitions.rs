@@ -12,19 +12,17 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use semel_core::store::{Hold, Partition, Partitions, Rotation};
 use semel_core::{ErrorKind, StoreError, Timestamp};
 use sqlx::postgres::PgRow;
+use sqlx::postgres::types::Oid;
 use sqlx::{AssertSqlSafe, Postgres as Driver, Row as _, Transaction};
 
 use crate::db::Postgres;
 use crate::error::classify;
 use crate::gate::{query, query_scalar};
 
-/// Partitions made for the time ahead.
-const AHEAD: i32 = 3;
 /// A transaction that is older than this is not waited for at all.
 const OLD_MS: i64 = 1_000;
 /// Of those who stand in the way, told at most.
@@ -97,18 +95,27 @@ struct Part {
     bytes: i64,
 }
 
+/// The time for which a partition is, how many are made ahead, and the store's time, in milliseconds.
+struct Width {
+    ms: i64,
+    ahead: i32,
+    now: i64,
+}
+
 /// What a partition held in one snapshot.
-struct Seen {
+pub(super) struct Seen {
+    /// The very table: by the time of the lock one of its name may have come in its place.
+    oid: Oid,
     snapshot: String,
     marks: (Vec<String>, Vec<i32>, Vec<i32>, Vec<String>),
     streams: Vec<String>,
     keeps: Vec<i64>,
     /// How long the look took.
     took_ms: i64,
-    verdict: Verdict,
+    pub(super) verdict: Verdict,
 }
 
-enum Verdict {
+pub(super) enum Verdict {
     /// There is no row.
     Empty,
     /// No row is wanted any more.
@@ -119,7 +126,8 @@ enum Verdict {
     Waits(String),
 }
 
-/// Who holds a lock on a partition or the outbox: the old ones, the oldest first.
+/// Who holds a lock on a partition or the outbox: the old ones, the oldest first. Where all are asked for, also those whose age
+/// this role may not see.
 const HOLDERS: &str = "SELECT l.pid, l.relation::regclass::text AS held, l.mode, a.usename::text AS usename, a.application_name, a.state,
     (extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)) * 1000)::bigint AS age_ms, p.gid
   FROM pg_locks l
@@ -128,38 +136,27 @@ const HOLDERS: &str = "SELECT l.pid, l.relation::regclass::text AS held, l.mode,
     AND x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.virtualtransaction = l.virtualtransaction)
   WHERE l.locktype = 'relation' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND l.relation = to_regclass($1) AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
-    AND (l.pid IS NULL OR clock_timestamp() - a.xact_start > $2 * interval '1 ms')
+    AND (l.pid IS NULL OR coalesce(clock_timestamp() - a.xact_start > $2 * interval '1 ms', $2 = 0))
   ORDER BY coalesce(a.xact_start, p.prepared) LIMIT $3";
 
 impl Postgres {
-    /// Makes the outbox one in partitions of so much time each, by `semel.partition_outbox`; returns how many rows were
-    /// copied. Writers and relays wait meanwhile. Where it is one, the width of those made from now on is changed.
-    ///
-    /// # Errors
-    /// `SEM0280` when it cannot be done; `NotApplied` when a transaction stands in the way for five seconds. Nothing is
-    /// changed then.
-    pub async fn partition_outbox(&self, width: Duration) -> Result<u64, StoreError> {
-        let ms = i64::try_from(width.as_millis()).unwrap_or(i64::MAX);
-        let mut tx = self.begin().await?;
-        let rows: i64 = query_scalar("SELECT semel.partition_outbox($1 * interval '1 ms')")
-            .bind(ms as f64)
-            .fetch_one(&mut *tx)
-            .await
-            .map_err(|error| lacks_rights("partition_outbox", error))?;
-        self.commit(tx).await?;
-        Ok(rows.unsigned_abs())
-    }
-
     pub(super) async fn rotate_partitions(&self, stream: &str, keep_ms: i64) -> Result<Rotation, StoreError> {
         let mut rotation = Rotation::default();
-        let Some((width, now)) = self.width().await? else {
+        let Some(Width {
+            ms: width,
+            ahead,
+            now,
+        }) = self.width().await?
+        else {
+            // Those that there are some day again may have the names of these.
+            self.drops.keep(&[]);
             return Ok(rotation);
         };
         let shortest = self.say_keep(stream, keep_ms.min(KEEP_MS_MAX)).await?;
         let parts = self.parts().await?;
         self.drops.keep(&parts);
         let past = parts.iter().filter_map(|part| part.past_ms).max();
-        let short = past.is_none_or(|past| past < now + i64::from(AHEAD) * width);
+        let short = past.is_none_or(|past| past < now + i64::from(ahead) * width);
         let other = parts.iter().find(|part| part.past_ms.is_none());
         if let Some(large) = other.filter(|part| short && part.bytes > OTHER_BYTES_MAX) {
             rotation.waits.push(crowded(large));
@@ -184,16 +181,22 @@ impl Postgres {
         Ok(rotation)
     }
 
-    /// The time for which a partition is, and the store's time, in milliseconds.
-    async fn width(&self) -> Result<Option<(i64, i64)>, StoreError> {
+    /// `None` where the outbox is whole.
+    async fn width(&self) -> Result<Option<Width>, StoreError> {
         let failed = |error| classify("partitions", error);
-        let row = query("SELECT width_ms, semel.now_ms() AS now_ms FROM semel.outbox_partitioning")
+        let row = query("SELECT width_ms, ahead, semel.now_ms() AS now_ms FROM semel.outbox_partitioning")
             .fetch_optional(&self.gate)
             .await
             .map_err(failed)?;
-        row.map(|row| Ok((row.try_get("width_ms")?, row.try_get("now_ms")?)))
-            .transpose()
-            .map_err(failed)
+        row.map(|row| {
+            Ok(Width {
+                ms: row.try_get("width_ms")?,
+                ahead: row.try_get("ahead")?,
+                now: row.try_get("now_ms")?,
+            })
+        })
+        .transpose()
+        .map_err(failed)
     }
 
     /// Says how long this stream's rows are kept; returns the shortest time of all streams.
@@ -245,8 +248,7 @@ impl Postgres {
     }
 
     async fn premake(&self) -> Result<u32, sqlx::Error> {
-        let made: i32 = query_scalar("SELECT semel.outbox_premake($1)")
-            .bind(AHEAD)
+        let made: i32 = query_scalar("SELECT semel.outbox_premake()")
             .fetch_one(&self.gate)
             .await?;
         Ok(made.unsigned_abs())
@@ -328,7 +330,7 @@ impl Postgres {
     }
 
     /// What the partition holds now; `None` when it is gone.
-    async fn seen(&self, name: &str) -> Result<Option<Seen>, StoreError> {
+    pub(super) async fn seen(&self, name: &str) -> Result<Option<Seen>, StoreError> {
         let failed = |error| classify("rotate", error);
         let sql = include_str!("../sql/outbox_part_seen.sql").replace("{table}", name);
         let rows = match query(AssertSqlSafe(sql)).fetch_all(&self.gate).await {
@@ -352,7 +354,7 @@ impl Postgres {
     }
 
     /// Rule O4: the lock, then the look, then the end of the rows. Whether it was done.
-    async fn empty(&self, name: &str, seen: &Seen) -> Result<bool, sqlx::Error> {
+    pub(super) async fn empty(&self, name: &str, seen: &Seen) -> Result<bool, sqlx::Error> {
         if self.is_held(name).await? {
             return Ok(false);
         }
@@ -368,6 +370,7 @@ impl Postgres {
             .bind(&seen.marks.3)
             .bind(&seen.streams)
             .bind(&seen.keeps)
+            .bind(seen.oid)
             .fetch_one(&mut *tx)
             .await?;
         if !free {
@@ -418,10 +421,20 @@ impl Postgres {
 
     /// Who holds a lock on this table, and has for a while.
     async fn holders(&self, table: &str, what: &str) -> Result<Vec<Hold>, StoreError> {
+        self.holders_for(table, what, OLD_MS).await
+    }
+
+    /// Who holds a lock on this table, and has begun so long ago.
+    pub(super) async fn holders_for(
+        &self,
+        table: &str,
+        what: &str,
+        old_ms: i64,
+    ) -> Result<Vec<Hold>, StoreError> {
         let failed = |error| classify("partitions", error);
         let rows = query(HOLDERS)
             .bind(format!("semel.{table}"))
-            .bind(OLD_MS as f64)
+            .bind(old_ms as f64)
             .bind(WAITS_MAX)
             .fetch_all(&self.gate)
             .await
@@ -471,7 +484,7 @@ impl Postgres {
     }
 
     pub(super) async fn outbox_partitions(&self) -> Result<Option<Partitions>, StoreError> {
-        let Some((width_ms, now)) = self.width().await? else {
+        let Some(width) = self.width().await? else {
             return Ok(None);
         };
         let parts = self.parts().await?;
@@ -481,7 +494,7 @@ impl Postgres {
             .map_err(|error| classify("partitions", error))?;
         let late = |part: &&Part| {
             part.past_ms
-                .is_some_and(|past| past.saturating_add(longest) < now)
+                .is_some_and(|past| past.saturating_add(longest) < width.now)
         };
         let mut waits: Vec<Hold> = Vec::new();
         let mut any = false;
@@ -500,8 +513,9 @@ impl Postgres {
         }
         let at = |ms: i64| Timestamp(ms.saturating_mul(1_000));
         Ok(Some(Partitions {
-            now: at(now),
-            width_ms,
+            now: at(width.now),
+            width_ms: width.ms,
+            premake: width.ahead.unsigned_abs(),
             parts: parts
                 .into_iter()
                 .map(|part| Partition {
@@ -522,6 +536,7 @@ fn judged(rows: &[PgRow]) -> Result<Option<Seen>, sqlx::Error> {
         return Ok(None);
     };
     let mut seen = Seen {
+        oid: first.try_get("oid")?,
         snapshot: first.try_get("seen")?,
         marks: (
             first.try_get("streams")?,
@@ -632,7 +647,7 @@ fn state(error: &sqlx::Error) -> Option<String> {
 }
 
 /// Somebody held a lock for too long.
-fn in_the_way(error: &sqlx::Error) -> bool {
+pub(super) fn in_the_way(error: &sqlx::Error) -> bool {
     matches!(state(error).as_deref(), Some("55P03" | "40P01"))
 }
 
@@ -642,7 +657,7 @@ fn gone(error: &sqlx::Error) -> bool {
 }
 
 /// A role that may not make or drop tables is told which one may.
-fn lacks_rights(operation: &'static str, error: sqlx::Error) -> StoreError {
+pub(super) fn lacks_rights(operation: &'static str, error: sqlx::Error) -> StoreError {
     if state(&error).as_deref() != Some("42501") {
         return classify(operation, error);
     }

@@ -9,6 +9,7 @@ use lapin::message::BasicGetMessage;
 use lapin::options::{BasicAckOptions, BasicGetOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ConnectionProperties};
+use semel_core::store::is_replay_header;
 use semel_core::{Event, Sink};
 use semel_rabbitmq::{RabbitmqConfig, RabbitmqSink};
 use semel_testkit::laws::sink::{Arrived, Line, Receiver, SinkBed};
@@ -86,7 +87,9 @@ fn decode(message: &BasicGetMessage) -> Arrived {
         None => headers
             .iter()
             .map(|(name, value)| (name.as_str(), value))
-            .filter(|(name, _)| !name.starts_with("cloudEvents:") && !name.starts_with("semel-"))
+            .filter(|(name, _)| {
+                is_replay_header(name) || !name.starts_with("cloudEvents:") && !name.starts_with("semel-")
+            })
             .filter(|(name, _)| *name != "traceparent")
             .map(|(name, value)| (name.to_owned(), text(value)))
             .collect(),

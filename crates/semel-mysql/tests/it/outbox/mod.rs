@@ -1,6 +1,7 @@
 //! MariaDB obeys the laws of the outbox.
 
 mod adopted;
+mod documented;
 mod holes;
 mod limits;
 mod locks;

@@ -2,8 +2,10 @@
 
 mod backlog;
 mod clean;
+mod documented;
 mod functions;
 mod limits;
+mod partition_change;
 mod partitions;
 mod plans;
 mod pooler;

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use semel_core::Event;
+use semel_core::store::REPLAY_HEADER;
 use uuid::Uuid;
 
 use super::bed::{HeaderForm, LIMIT, SinkBed};
@@ -81,6 +82,30 @@ pub async fn no_page_at_all_is_answered_with_nothing(bed: &dyn SinkBed) {
     assert!(call(bed.sink(), &[], LIMIT).await.is_empty());
     let topic = bed.topic().await;
     all_ok(&call(bed.sink(), &[row(1, event(1, &topic, "k"))], LIMIT).await);
+}
+
+/// Law: a replay that a person asked for arrives under the id that it repeats, and says which replay it is, although the
+/// receiver has had the event lately; and so does the next one.
+pub async fn a_replay_arrives_under_the_id_that_it_repeats(bed: &dyn SinkBed) {
+    let topic = bed.topic().await;
+    let first = event(1, &topic, "k");
+    let replays = [Uuid::from_u128(1), Uuid::from_u128(2)].map(|id| id.to_string());
+    all_ok(&call(bed.sink(), &[row(1, first.clone())], LIMIT).await);
+    for replay in &replays {
+        let again = first.clone().with_header(REPLAY_HEADER, replay.clone());
+        all_ok(&call(bed.sink(), &[row(1, again)], LIMIT).await);
+    }
+    let arrived = bed.arrived(&topic).await;
+    assert!(arrived.iter().all(|it| it.event.id == first.id), "{arrived:?}");
+    let marks: Vec<Option<String>> = arrived
+        .iter()
+        .map(|it| {
+            let mark = it.event.headers.iter().find(|(name, _)| name == REPLAY_HEADER);
+            mark.map(|(_, value)| String::from_utf8_lossy(value).into_owned())
+        })
+        .collect();
+    let [one, other] = replays;
+    assert_eq!(marks, [None, Some(one), Some(other)]);
 }
 
 /// Law: a row that is sent again is acknowledged again, and carries the id that it had: a consumer that drops ids it has

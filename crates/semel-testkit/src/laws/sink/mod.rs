@@ -20,6 +20,7 @@
 //! - Every byte of an event arrives, and nothing of it is taken for something else.
 //! - The rows of a key arrive in order; when one of them fails, nothing later of it arrives before it is settled.
 //! - `Ok` comes only after the receiver has the row durably.
+//! - A row that is sent again carries its id; a replay that a person asked for arrives all the same.
 //! - What is lost on the way is no row's fault ([`Away`](semel_core::store::SinkErrorClass::Away)), and goes out again
 //!   with the same id; a missing destination says so; a refused row is blamed alone.
 //!
@@ -49,6 +50,7 @@ macro_rules! sink_laws {
             rows_of_a_key_arrive_in_order_and_once
             a_full_page_is_answered_row_by_row
             a_row_that_is_sent_again_carries_its_id
+            a_replay_arrives_under_the_id_that_it_repeats
             a_dropped_call_leaves_the_sink_as_it_was
             nothing_of_a_key_arrives_before_its_refused_row_is_settled
             one_refused_row_is_blamed_alone

@@ -41,6 +41,8 @@ pub(super) enum Flaw {
     FoldsHeaders,
     /// A new id on every attempt.
     RenamesRows,
+    /// What has an id that was there is acknowledged, and not kept.
+    DropsRepeats,
     /// Stays busy for ever after a dropped call.
     StaysBusy,
     /// Says that all is well without asking.
@@ -151,6 +153,9 @@ impl Shared {
             return Err(SinkError::new(SinkErrorClass::Message, "not this one"));
         }
         let mut event = row.event.clone();
+        if self.flaw == Flaw::DropsRepeats && topic.iter().any(|it| it.event.id == event.id) {
+            return Ok(());
+        }
         match self.flaw {
             Flaw::ForgetsTombstones => event.data = Some(event.data.unwrap_or_default()),
             Flaw::FoldsHeaders => {

@@ -58,6 +58,7 @@ caught! {
     a_sink_that_forgets_tombstones_is_caught: ForgetsTombstones by every_byte_of_an_event_arrives
     a_sink_that_folds_headers_is_caught: FoldsHeaders by every_byte_of_an_event_arrives
     a_sink_that_renames_rows_is_caught: RenamesRows by a_row_that_is_sent_again_carries_its_id
+    a_sink_that_takes_a_replay_for_a_repeat_is_caught: DropsRepeats by a_replay_arrives_under_the_id_that_it_repeats
     a_sink_that_stays_busy_is_caught: StaysBusy by a_dropped_call_leaves_the_sink_as_it_was
     a_sink_that_probes_nothing_is_caught: ProbesNothing by a_receiver_that_cannot_be_reached_is_away
     a_receiver_that_forgets_is_caught: Forgets by what_was_acknowledged_survives_the_death_of_the_receiver
