@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-#[cfg(any(feature = "nats", feature = "redis"))]
 use semel_core::error::chain;
 
 use super::args::OutboxAuditArgs;
@@ -52,7 +51,7 @@ pub(super) fn chosen(args: &OutboxAuditArgs) -> Result<Source, String> {
 
 #[cfg(not(all(feature = "kafka", feature = "nats", feature = "redis")))]
 fn missing(name: &str, feature: &str) -> String {
-    semel_core::error::chain(&crate::sinks::missing(name, feature))
+    chain(&crate::sinks::missing(name, feature))
 }
 
 #[cfg(feature = "nats")]
@@ -103,6 +102,7 @@ fn publish<'a>(config: &'a Config, args: &OutboxAuditArgs) -> impl Iterator<Item
 }
 
 /// The sinks of relays that publish the stream to where `kind` says.
+#[cfg(any(feature = "kafka", feature = "nats", feature = "redis"))]
 pub(super) fn relays<'a, T>(
     config: &'a Config,
     args: &OutboxAuditArgs,
@@ -113,6 +113,7 @@ pub(super) fn relays<'a, T>(
 }
 
 /// What to say where not one relay says how to reach the servers.
+#[cfg(any(feature = "kafka", feature = "nats", feature = "redis"))]
 pub(super) fn not_one(args: &OutboxAuditArgs, path: &Path, found: usize, where_to: &str) -> String {
     let help = if found > 1 {
         "name one with --relay NAME"
