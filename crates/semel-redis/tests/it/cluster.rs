@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use semel_core::claim::ClaimReply;
 use semel_core::{Claim, KeyStore};
-use semel_redis::{Config, Redis};
+use semel_redis::{Config, Redis, read_arrivals};
 use semel_testkit::laws::keys as laws;
 use semel_testkit::laws::keys::World;
 use semel_testkit::laws::keys::history::compare_with_model;
@@ -79,4 +79,41 @@ async fn a_cluster_obeys_the_laws() {
 #[test]
 fn a_cluster_answers_generated_histories_as_the_model_does() {
     compare_with_model(|| world("history"), 10, 9_000);
+}
+
+/// An audit reads each stream where it lies.
+#[tokio::test]
+async fn what_arrived_is_read_from_whichever_node_has_the_stream() {
+    let mut config = Config::new(cluster().url());
+    config.cluster = true;
+    let id = "00000000-0000-0000-0000-000000000007";
+    for stream in ["arrived:a", "arrived:b", "arrived:c", "arrived:d"] {
+        for data in ["", "x"] {
+            let add = [
+                "-c",
+                "XADD",
+                stream,
+                "*",
+                "ce_id",
+                id,
+                "ce_partitionkey",
+                "k",
+                "data",
+                data,
+            ];
+            cluster().nodes()[0].cli(&add);
+        }
+        let first = cluster().nodes()[0].cli(&["-c", "--json", "XRANGE", stream, "-", "+", "COUNT", "1"]);
+        let gone = first.split('"').nth(1).unwrap();
+        cluster().nodes()[0].cli(&["-c", "XDEL", stream, gone]);
+        let mut arrived = Vec::new();
+        let read = read_arrivals(&config, stream, |it| arrived.push(it))
+            .await
+            .unwrap();
+        assert_eq!((read.messages, read.gone), (1, 1), "{stream}");
+        assert_eq!(
+            (arrived[0].id.unwrap().to_string(), arrived[0].key.as_deref()),
+            (id.to_owned(), Some(&b"k"[..]))
+        );
+    }
 }
