@@ -342,7 +342,11 @@ impl OutboxStore for MemoryOutbox {
         let free = inner.shards.iter_mut().filter(|(id, shard)| {
             id.stream == wish.stream && (shard.until <= now || shard.nonce == Some(wish.nonce))
         });
+        // What an answer that was lost had granted comes first.
+        let mut free: Vec<_> = free.collect();
+        free.sort_by_key(|(_, shard)| shard.nonce != Some(wish.nonce));
         Ok(free
+            .into_iter()
             .take(usize::from(wish.max))
             .map(|(id, shard)| {
                 shard.takeovers = shard.takeovers.next(&shard.cursor, shard.nonce.is_none());

@@ -7,7 +7,7 @@
 //!
 //! # Guarantees
 //! - While nobody comes or goes the numbers of shards end up at most one apart; then nothing moves, and no relay takes
-//!   again what it gave.
+//!   again what it gave. Beside one that lives and takes nothing they may be two apart until that one is tried again.
 //! - A relay gives up one shard at a time, while none is free, and the next one not before a fifth of a lease has passed.
 //! - A free shard waits for no relay longer than a lease: one that lives and does not take what it should is left out, as if
 //!   it were dead, until it holds more or [`LEFT_OUT_LEASES`] have passed.

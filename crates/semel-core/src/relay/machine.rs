@@ -325,7 +325,10 @@ impl Machine {
             }
             Input::Loaded(reply) => {
                 self.reading.out = false;
+                // A server that only reads answers this, and nothing else: the waits go on growing.
+                let streak = self.store_streak;
                 if let Some(cursor) = self.guard(now, reply) {
+                    self.store_streak = streak;
                     self.load_at = None;
                     self.loaded(now, cursor);
                 }

@@ -31,7 +31,7 @@ pub struct RelayPolicy {
     /// Rows held in memory at most, sent and unsent; at most half of them are on their way. The shards that a relay owns have
     /// equal parts of it, but a shard always has [`SHARE_ROWS_MIN`]; in transactions each has all of it. Default 8 000.
     pub window_rows: usize,
-    /// Bytes of data held in memory, shared in the same way (at least [`SHARE_BYTES_MIN`] for a shard); no further page is read
+    /// Bytes of data, headers and keys held in memory, shared in the same way (at least [`SHARE_BYTES_MIN`] for a shard); no further page is read
     /// beyond it. Default 32 MiB.
     pub window_bytes: u64,
     /// How often the cursor is saved inside a batch, in milliseconds. A crash repeats what was sent since. Default 250.

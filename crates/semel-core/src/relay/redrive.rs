@@ -14,6 +14,9 @@
 //! Replays are sent at a pace ([`RelayPolicy::replay_per_second`](super::RelayPolicy)): as many are taken at once as may be sent at
 //! once, so that what is taken is soon settled.
 //!
+//! A row whose receiver is away is kept and tried again; what was done meanwhile is settled, and newer rows of its key are set
+//! aside again after a while, so that it keeps no batch from its end.
+//!
 //! A mark is carried out once: a refusal, or too many owners that ended while they were at it, takes it away.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -32,6 +35,9 @@ use crate::store::{
 
 /// Rows taken at once.
 const TAKE_ROWS: u32 = 100;
+
+/// Of a list whose receiver is away so often in a row the key's newer rows are set aside again; until then they wait for it.
+const LIST_TRIES: u32 = 5;
 
 /// Why nothing is sent again into a log: it would be there twice when the answer is lost.
 const NOT_INTO_A_LOG: &str = "nothing is sent again in Kafka transactions; run this stream's relay with mode = \"idempotent\" \
@@ -301,8 +307,12 @@ impl Machine {
             return;
         };
         self.redrive.streak = 0;
-        let items = std::mem::take(&mut self.redrive.items);
-        self.redrive.carry.clear();
+        let (kept, items): (Vec<Item>, Vec<Item>) = std::mem::take(&mut self.redrive.items)
+            .into_iter()
+            .partition(|item| item.state == State::Queued && !self.stopping);
+        let of_kept = |key: &Bytes| kept.iter().any(|item| item.list.as_ref() == Some(key));
+        self.redrive.carry.retain(|key, _| of_kept(key));
+        self.redrive.items = kept;
         for item in &items {
             if let (Some(key), State::Failed(_)) = (&item.list, &item.state) {
                 self.let_wait_no_more(key, item.number());
@@ -378,7 +388,8 @@ impl Machine {
             return;
         }
         let queued = self.redrive.items.iter().any(|item| item.state == State::Queued);
-        let done = self.redrive.calls.is_empty() && (!queued || self.stopping);
+        let waits = queued && !self.stopping && self.only_waits(now);
+        let done = self.redrive.calls.is_empty() && (!queued || self.stopping || waits);
         if !done {
             if queued && !self.stopping {
                 self.decide_redrive_sends(now, commands);
@@ -390,6 +401,28 @@ impl Machine {
             return;
         }
         self.settle_redrive(commands);
+    }
+
+    /// Whether something is done, and all that is still to be sent waits for receivers that are away: it may do so for long, and
+    /// what is done would be sent again after a crash.
+    fn only_waits(&mut self, now: u64) -> bool {
+        let waits = |item: &Item| item.aways > 0 && item.not_before > now;
+        let items = &self.redrive.items;
+        let of_lists = |item: &Item| {
+            (item.state == State::Queued && item.aways >= LIST_TRIES)
+                .then(|| Some((item.list.clone()?, item.number())))
+        };
+        let lists: Vec<(Bytes, i64)> = items.iter().filter_map(of_lists).flatten().collect();
+        let only = items
+            .iter()
+            .all(|item| item.state != State::Queued || waits(item))
+            && items
+                .iter()
+                .any(|item| matches!(item.state, State::Gone | State::Failed(_)));
+        for (key, row) in lists {
+            self.let_wait_no_more(&key, row);
+        }
+        only
     }
 
     /// Whether the batch takes the turn it is given: what only waits would keep it for ever, and nothing would wake the machine.
@@ -502,7 +535,8 @@ impl Machine {
             } else if free && item.state == State::Queued && not_before > now {
                 wake = Some(wake.map_or(not_before, |at: u64| at.min(not_before)));
             }
-            let over = matches!(item.state, State::Gone | State::Left);
+            // Of a list nothing goes behind a refused row: the rest of it is left.
+            let over = matches!(item.state, State::Gone | State::Left | State::Failed(_));
             if let Some(key) = key
                 && !over
                 && (one_per_key || !due)

@@ -16,6 +16,7 @@ use crate::store::{
     SinkOrder, TransactionEnd, Wish,
 };
 
+mod again;
 mod balance;
 mod memory;
 mod replays;

@@ -52,7 +52,14 @@ impl Entry {
     }
 
     fn bytes(&self) -> u64 {
-        ROW_BYTES + self.row.event.data.as_ref().map_or(0, Bytes::len) as u64
+        let event = &self.row.event;
+        let headers: usize = event
+            .headers
+            .iter()
+            .map(|(name, value)| name.len() + value.len())
+            .sum();
+        let key = event.key.as_ref().map_or(0, Bytes::len);
+        ROW_BYTES + (event.data.as_ref().map_or(0, Bytes::len) + headers + key) as u64
     }
 
     fn key(&self) -> Option<&Bytes> {

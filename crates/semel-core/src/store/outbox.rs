@@ -276,7 +276,8 @@ pub trait OutboxStore: Send + Sync + 'static {
     /// `Invalid` for a name or a number of shards beyond the limits ([`check_stream`]).
     async fn register_stream(&self, stream: &str, shards: u16) -> Result<(), StoreError>;
 
-    /// Takes over shards whose lease has ended by the store's time.
+    /// Takes over shards whose lease has ended by the store's time; before them those that an earlier call with this nonce got,
+    /// whose answer may be lost.
     async fn acquire(&self, wish: &Acquire) -> Result<Vec<OwnedShard>, StoreError>;
 
     /// Prolongs leases to `lease_ms` from now; one answer per lease: `false` when somebody else owns it. A lease that

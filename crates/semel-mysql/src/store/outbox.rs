@@ -118,10 +118,12 @@ impl OutboxStore for Mysql {
         }
         let mut tx = self.begin().await?;
         let sql = format!(
-            "SELECT {SHARD} FROM semel_outbox_shard s WHERE {free} ORDER BY s.shard LIMIT ? FOR UPDATE SKIP LOCKED"
+            "SELECT {SHARD} FROM semel_outbox_shard s WHERE {free} ORDER BY COALESCE(s.nonce = ?, 0) DESC, s.shard LIMIT ?
+               FOR UPDATE SKIP LOCKED"
         );
         let rows = sqlx::query(AssertSqlSafe(sql))
             .bind(&wish.stream)
+            .bind(&wish.nonce.0[..])
             .bind(&wish.nonce.0[..])
             .bind(wish.max)
             .fetch_all(&mut *tx)

@@ -134,7 +134,7 @@ impl OutboxStore for Postgres {
         }
         let sql = format!(
             "WITH free AS (SELECT stream, shard FROM semel.outbox_shard WHERE {free}
-               ORDER BY shard LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED)
+               ORDER BY coalesce(nonce = $2, false) DESC, shard LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED)
              UPDATE semel.outbox_shard s SET epoch = s.epoch + 1, nonce = $2, relay = $6, owner = $4,
                until = clock_timestamp() + $5::float8 * interval '1 ms',
                takeovers = CASE WHEN s.nonce = $2 THEN s.takeovers

@@ -503,7 +503,7 @@ impl Sqlite {
     async fn free(&self, conn: &mut SqliteConnection, wish: &Acquire) -> Result<Vec<SqliteRow>, StoreError> {
         let sql = format!(
             "SELECT {SHARD} FROM semel_outbox_shard WHERE stream = ?1 AND (until <= ?2 OR nonce = ?3)
-             ORDER BY shard LIMIT ?4"
+             ORDER BY coalesce(nonce = ?3, 0) DESC, shard LIMIT ?4"
         );
         sqlx::query(AssertSqlSafe(sql))
             .bind(&wish.stream)

@@ -398,9 +398,9 @@ proptest! {
             world.round(stale[round % 64]);
         }
         if ghosts {
-            // Until it is tried again: what is free then is not for long.
+            // It is tried again, by each at a moment of its own: others may think that one who leaves it its turn lets it lie.
             let mut round = 0;
-            while !world.is_balanced() && round < 150 {
+            while !world.is_balanced() && round < 800 {
                 world.rounds(1);
                 round += 1;
             }

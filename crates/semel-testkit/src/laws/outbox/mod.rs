@@ -60,6 +60,7 @@ macro_rules! outbox_laws {
             a_released_shard_is_free_at_once
             a_lease_that_ended_and_nobody_took_is_prolonged
             a_wish_that_is_repeated_gets_its_shards_again
+            a_repeated_wish_prefers_the_shard_that_it_got
             a_stale_owner_changes_nothing
             a_late_write_of_the_same_owner_is_refused
             deaths_on_one_place_are_counted

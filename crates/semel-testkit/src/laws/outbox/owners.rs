@@ -1,7 +1,7 @@
 //! Who may send, and who may say so.
 
 use semel_core::relay::Epoch;
-use semel_core::store::{Guarded, Opening, PageSize};
+use semel_core::store::{Acquire, Guarded, Opening, PageSize};
 
 use super::world::{LEASE_MS, PAGE, World, event, texts};
 
@@ -68,6 +68,24 @@ pub async fn a_wish_that_is_repeated_gets_its_shards_again(world: &World) {
             .unwrap(),
         [true]
     );
+}
+
+/// Law: however many have become free meanwhile, a wish that is repeated gets the shard of its lost answer, which nobody would
+/// serve until its lease ends.
+pub async fn a_repeated_wish_prefers_the_shard_that_it_got(world: &World) {
+    world.store.register_stream("default", 2).await.unwrap();
+    let one = || Acquire {
+        max: 1,
+        ..world.wish()
+    };
+    let first = world.store.acquire(&one()).await.unwrap();
+    let wish = one();
+    let lost = world.store.acquire(&wish).await.unwrap();
+    let leases: Vec<_> = first.iter().map(|owned| owned.lease.clone()).collect();
+    world.store.release(&leases).await.unwrap();
+    let again = world.store.acquire(&wish).await.unwrap();
+    assert_eq!(again[0].lease.shard, lost[0].lease.shard);
+    assert!(again[0].lease.shard.index > first[0].lease.shard.index);
 }
 
 /// Law, rule O11: after a take-over nothing that the old owner sends has any effect; neither epoch nor nonce alone is
