@@ -344,3 +344,22 @@ async fn a_postgresql_put_back_from_a_dump_is_seen_and_hands_out_no_token_twice_
     }
     db.close().await;
 }
+
+#[test]
+fn a_postgresql_that_may_only_be_read_is_named() {
+    let server = semel_testkit::servers::postgres();
+    let url = server.fresh_database();
+    let name = url.rsplit_once('/').unwrap().1;
+    let folder = Folder::new(&format!("[store]\nurl = \"{url}\"\n"));
+    texts(&run(folder.path(), &["migrate"]));
+    let (stdout, _, code) = texts(&run(folder.path(), &["check"]));
+    assert!(code == 0 && !stdout.contains("\twrites\t"), "{stdout}");
+    let read_only = format!("ALTER DATABASE {name} SET default_transaction_read_only = on");
+    server.run_sql(&url, &read_only);
+    let (stdout, _, code) = texts(&run(folder.path(), &["check"]));
+    let found = line(&stdout, "store default", "writes");
+    assert!(
+        code == 1 && found.starts_with("bad") && found.contains("default_transaction_read_only"),
+        "{stdout}"
+    );
+}
