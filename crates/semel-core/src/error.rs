@@ -80,6 +80,8 @@ enum Standing {
     Away,
     /// It is there and has no room.
     Full,
+    /// It is there and may only be read.
+    ReadOnly,
 }
 
 /// An operation on a store or broker failed. The source is kept, never repeated in the message.
@@ -137,6 +139,13 @@ impl StoreError {
         self
     }
 
+    /// The same error, because nobody may write to the store. It is there, and reads.
+    #[must_use]
+    pub const fn read_only(mut self) -> Self {
+        self.standing = Standing::ReadOnly;
+        self
+    }
+
     /// The page under `docs/errors/` that explains it.
     #[must_use]
     pub fn code(&self) -> &'static str {
@@ -162,7 +171,7 @@ impl StoreError {
     pub const fn is_outage(&self) -> bool {
         match self.standing {
             Standing::Away => true,
-            Standing::Full => false,
+            Standing::Full | Standing::ReadOnly => false,
             Standing::AsItsKind => matches!(self.kind, ErrorKind::Unavailable | ErrorKind::ReplyLost),
         }
     }
@@ -171,6 +180,19 @@ impl StoreError {
     #[must_use]
     pub const fn is_full(&self) -> bool {
         matches!(self.standing, Standing::Full)
+    }
+
+    /// Whether nobody may write to the store: a replica, or a file, a database or a server that was made read-only.
+    #[must_use]
+    pub const fn is_read_only(&self) -> bool {
+        matches!(self.standing, Standing::ReadOnly)
+    }
+
+    /// Whether the store is there and takes no writes now, for want of room or because it may only be read: what it holds
+    /// can be told all the same.
+    #[must_use]
+    pub const fn reads_only(&self) -> bool {
+        self.is_full() || self.is_read_only()
     }
 }
 

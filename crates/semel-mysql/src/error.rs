@@ -76,6 +76,7 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
     let found = StoreError::new(kind, operation, message);
     let found = match number(&error) {
         Some(number) if is_full(number) => found.full(),
+        Some(1290 | 1836) => found.read_only(),
         None if kind == ErrorKind::NotApplied => found.away(),
         _ => found,
     };

@@ -52,6 +52,7 @@ pub fn classify(operation: &'static str, error: sqlx::Error) -> StoreError {
     let found = StoreError::new(kind, operation, message);
     let found = match state.as_deref() {
         Some(state) if is_full(state) => found.full(),
+        Some("25006") => found.read_only(),
         Some(state) if state.starts_with("08") && kind == ErrorKind::NotApplied => found.away(),
         None if kind == ErrorKind::NotApplied => found.away(),
         _ => found,

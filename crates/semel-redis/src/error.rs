@@ -53,7 +53,8 @@ pub(crate) fn classify(operation: &'static str, doing: Doing, error: RedisError)
             ErrorKind::Unavailable,
             READ_ONLY,
             "this Redis is a read-only replica; connect to the primary",
-        ),
+        )
+        .read_only(),
         "LOADING" | "MASTERDOWN" | "BUSY" => refused(
             ErrorKind::Unavailable,
             BUSY,

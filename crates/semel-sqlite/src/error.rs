@@ -84,7 +84,11 @@ fn told(operation: &'static str, code: Option<i32>, words: Option<&str>) -> Stor
         ),
     };
     let error = StoreError::new(kind, operation, message);
-    if code == Some(FULL) { error.full() } else { error }
+    match code {
+        Some(FULL) => error.full(),
+        Some(8 | 3 | 23) => error.read_only(),
+        _ => error,
+    }
 }
 
 /// Whether a function's refusal blames the value that it was given, so that the same value would fail again. SQLite has
@@ -175,7 +179,7 @@ mod tests {
 
     /// One run is better refused than run twice: somebody else may be running the key.
     #[test]
-    fn a_full_or_busy_file_is_not_away() {
+    fn a_full_busy_or_read_only_file_is_not_away() {
         for (code, full) in [
             (13, true),
             (5, false),
@@ -183,6 +187,9 @@ mod tests {
             (6, false),
             (10, false),
             (9, false),
+            // SQLITE_READONLY, SQLITE_READONLY_DBMOVED
+            (8, false),
+            (1032, false),
         ] {
             let error = direct_failed("claim", failure(code, ""));
             assert_eq!(

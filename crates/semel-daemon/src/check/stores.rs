@@ -55,7 +55,7 @@ pub(crate) async fn check(configs: &[StoreConfig], findings: &mut Vec<Finding>) 
             // Of a schema that is missing or old the line above has spoken.
             match db.keys_moved().await {
                 Ok(true) => {
-                    let found = "of another cluster or timeline";
+                    let found = "of another cluster or timeline, or of before a dump was loaded";
                     findings.push(Finding::bad(&part, "tokens", found, semel_postgres::KEYS_MOVED));
                 }
                 Ok(false) => findings.push(Finding::ok(&part, "tokens", "of this cluster and timeline")),
@@ -63,6 +63,7 @@ pub(crate) async fn check(configs: &[StoreConfig], findings: &mut Vec<Finding>) 
             }
             findings.extend(partitions(&part, db).await);
         }
+        findings.extend(writes(&part, &store).await);
         findings.push(guarantee(&format!("store {}", config.name), &store));
         findings.extend(config.quota.map(|quota| {
             let found = format!(
@@ -93,6 +94,39 @@ async fn partitions(part: &str, db: &semel_postgres::Postgres) -> Option<Finding
         }
         None => Finding::ok(part, "partitions", text),
     })
+}
+
+/// That nobody may write to it. MariaDB says so of itself when it is connected to, a Redis by its role.
+async fn writes(part: &str, store: &Store) -> Option<Finding> {
+    let found = match store {
+        Store::Sqlite(db) => {
+            let mut tx = db.begin().await.ok()?;
+            // Such a file takes BEGIN IMMEDIATE as the beginning of a reading transaction: only a write tells.
+            let written = sqlx::query("CREATE TABLE semel_check (written)")
+                .execute(&mut *tx)
+                .await;
+            // What fails here says nothing of the file.
+            drop(tx.rollback().await);
+            let error = semel_sqlite::classify("check", written.err()?);
+            if !error.is_read_only() {
+                return None;
+            }
+            "the file is read-only, or its folder"
+        }
+        #[cfg(feature = "postgres")]
+        Store::Postgres(db) => {
+            let read_only = sqlx::query_scalar(
+                "SELECT current_setting('transaction_read_only')::boolean AND NOT pg_is_in_recovery()",
+            );
+            if !read_only.fetch_one(db.pool()).await.unwrap_or(false) {
+                return None;
+            }
+            "transactions of this role and database are read-only (default_transaction_read_only)"
+        }
+        _ => return None,
+    };
+    let fix = "make it writable: until then what is done is replayed, and no new key is taken (SEM0104)";
+    Some(Finding::bad(part, "writes", found, fix))
 }
 
 /// What this kind of store can do.

@@ -278,3 +278,88 @@ fn a_setting_that_does_nothing_is_a_warning_with_its_line_and_no_failure() {
     );
     assert_eq!(code, 0);
 }
+
+/// Rules K5 and K9: a dump of the morning is loaded in the evening, on the same cluster.
+#[tokio::test]
+async fn a_postgresql_put_back_from_a_dump_is_seen_and_hands_out_no_token_twice_once_it_is_adopted() {
+    use semel_core::claim::{Claim, ClaimReply, Nonce, OwnerLost};
+    use semel_core::{Fingerprint, Key, KeyStoreExt as _, Scope};
+    use semel_postgres::{Config, Postgres};
+
+    let server = semel_testkit::servers::postgres();
+    let url = server.fresh_database();
+    let open = async || Postgres::connect(Config::new(&url)).await.unwrap();
+    let draw = async |db: &Postgres, id: &str| {
+        let claim = Claim {
+            key: Key::new(Scope::new("tests").unwrap(), id).unwrap(),
+            fingerprint: Fingerprint::of(b""),
+            nonce: Nonce::random(),
+            owner_lost: OwnerLost::Hold,
+            lease_ms: 60_000,
+        };
+        match db.claim(&claim).await.unwrap() {
+            ClaimReply::Granted { lease, .. } => lease.token,
+            other => panic!("{other:?}"),
+        }
+    };
+    let folder = Folder::new(&format!("[store]\nurl = \"{url}\"\n"));
+    let tokens = || {
+        let (stdout, _, code) = texts(&run(folder.path(), &["check"]));
+        let line = stdout.lines().find(|line| line.contains("\ttokens\t"));
+        (line.unwrap_or_else(|| panic!("{stdout}")).to_owned(), code)
+    };
+
+    let db = open().await;
+    db.migrate().await.unwrap();
+    draw(&db, "before").await;
+    let dump = server.dump(&url);
+    let (line, code) = tokens();
+    assert!(line.starts_with("ok") && code == 0, "{line}");
+    let mut last = draw(&db, "lost").await;
+    for n in 0..20 {
+        last = last.max(draw(&db, &format!("lost {n}")).await);
+    }
+    db.close().await;
+
+    server.put_back(&url, &dump);
+    let (line, code) = tokens();
+    assert!(line.starts_with("bad") && code == 1, "{line}");
+    assert!(
+        line.contains("SEM0213") && line.contains("SELECT semel.adopt_keys()"),
+        "{line}"
+    );
+    let db = open().await;
+    assert!(
+        draw(&db, "too early").await <= last,
+        "this is what the step is for"
+    );
+
+    server.run_sql(&url, "SELECT semel.adopt_keys()");
+    let (line, code) = tokens();
+    assert!(line.starts_with("ok") && code == 0, "{line}");
+    for n in 0..20 {
+        let token = draw(&db, &format!("after {n}")).await;
+        assert!(token > last, "{token:?} after {last:?}");
+        last = token;
+    }
+    db.close().await;
+}
+
+#[test]
+fn a_postgresql_that_may_only_be_read_is_named() {
+    let server = semel_testkit::servers::postgres();
+    let url = server.fresh_database();
+    let name = url.rsplit_once('/').unwrap().1;
+    let folder = Folder::new(&format!("[store]\nurl = \"{url}\"\n"));
+    texts(&run(folder.path(), &["migrate"]));
+    let (stdout, _, code) = texts(&run(folder.path(), &["check"]));
+    assert!(code == 0 && !stdout.contains("\twrites\t"), "{stdout}");
+    let read_only = format!("ALTER DATABASE {name} SET default_transaction_read_only = on");
+    server.run_sql(&url, &read_only);
+    let (stdout, _, code) = texts(&run(folder.path(), &["check"]));
+    let found = line(&stdout, "store default", "writes");
+    assert!(
+        code == 1 && found.starts_with("bad") && found.contains("default_transaction_read_only"),
+        "{stdout}"
+    );
+}

@@ -7,8 +7,8 @@ use serde_json::json;
 
 use super::daemon::{Folder, json, until};
 
-/// A disk of its own for one process: a mount namespace that ends with it. `None` where this machine does not let us.
-fn small_disk() -> Option<&'static [&'static str]> {
+/// How a process gets mounts of its own, which end with it. `None` where this machine does not let us.
+pub(crate) fn mounts() -> Option<&'static [&'static str]> {
     let ways: [&[&str]; 2] = [
         &["unshare", "--mount"],
         &["unshare", "--mount", "--map-root-user"],
@@ -24,7 +24,7 @@ fn small_disk() -> Option<&'static [&'static str]> {
 
 #[tokio::test]
 async fn a_full_disk_is_named_and_survived() {
-    let Some(way) = small_disk() else {
+    let Some(way) = mounts() else {
         eprintln!("skipped: this machine lets nobody mount a tmpfs of their own");
         return;
     };

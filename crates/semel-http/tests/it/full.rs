@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use semel_core::claim::{Claim, ClaimReply, Completion, Nonce, OwnerLost, succeeded};
+use semel_core::claim::{Claim, ClaimReply, Completion, LeaseReply, Nonce, OwnerLost, succeeded};
 use semel_core::store::MixedBatch;
 use semel_core::{Fingerprint, Key, KeyStore, KeyStoreExt as _, Scope, StoreError};
 use semel_http::{Event, IdempotencyLayer, Outage};
 use semel_keys::Batched;
 use semel_testkit::laws::keys::{KEEP, LEASE_MS};
-use semel_testkit::servers::RedisServer;
+use semel_testkit::servers::{MariadbServer, RedisServer, postgres};
 
 use super::support::*;
 
@@ -30,6 +30,83 @@ impl Narrow {
     fn is_full(&self) {
         self.0.cli(&["CONFIG", "SET", "maxmemory", "1"]);
     }
+}
+
+/// A MariaDB whose tables have one file of 28 MB at most.
+struct Small {
+    server: MariadbServer,
+    rows: usize,
+}
+
+impl Small {
+    fn start() -> Self {
+        let options = [
+            "--innodb-file-per-table=0",
+            "--innodb-data-file-path=ibdata1:12M:autoextend:max:28M",
+            "--innodb-autoextend-increment=4",
+        ];
+        Self {
+            server: MariadbServer::start_with(&options),
+            rows: 0,
+        }
+    }
+
+    async fn store(&self) -> semel_mysql::Mysql {
+        let config = semel_mysql::Config::new(self.server.fresh_database());
+        let db = semel_mysql::Mysql::connect(config).await.unwrap();
+        db.migrate().await.unwrap();
+        db
+    }
+
+    /// First with large outcomes, then with keys, until neither has room.
+    async fn fill(&mut self, store: &impl KeyStore) {
+        for bytes in [256 << 10, 16 << 10] {
+            loop {
+                self.rows += 1;
+                let claim = claim(&format!("filler-{}", self.rows));
+                let Ok(ClaimReply::Granted { lease, .. }) = store.claim(&claim).await else {
+                    break;
+                };
+                let done = Completion {
+                    key: claim.key,
+                    lease,
+                    outcome: succeeded(vec![b'x'; bytes]),
+                    keep: KEEP,
+                };
+                if let Err(error) = store.complete(&done).await {
+                    assert!(error.is_full(), "{error:?}");
+                    break;
+                }
+            }
+        }
+        loop {
+            self.rows += 1;
+            let claims: Vec<Claim> = ids(&format!("filler-{}", self.rows), 64)
+                .iter()
+                .map(|id| claim(id))
+                .collect();
+            let replies = store.claim_many(&claims).await;
+            if let Some(Err(error)) = replies.iter().find(|reply| reply.is_err()) {
+                assert!(error.is_full(), "{error:?}");
+                return;
+            }
+        }
+    }
+}
+
+/// A PostgreSQL that says of new keys what it says where its disk is full; those named `kept` were there before.
+async fn full_postgres() -> (String, semel_postgres::Postgres) {
+    let url = postgres().fresh_database();
+    let db = semel_postgres::Postgres::connect(semel_postgres::Config::new(&url))
+        .await
+        .unwrap();
+    db.migrate().await.unwrap();
+    let full = "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION \
+                'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$;\
+                CREATE TRIGGER no_room BEFORE INSERT ON semel.key FOR EACH ROW \
+                WHEN (position('kept'::bytea IN NEW.id) = 0) EXECUTE FUNCTION no_room()";
+    postgres().run_sql(&url, full);
+    (url, db)
 }
 
 fn layer(store: &(impl KeyStore + Clone), outage: Outage) -> IdempotencyLayer {
@@ -214,5 +291,84 @@ async fn a_full_sqlite_still_replays_beside_new_keys() {
         for reply in kept {
             assert!(matches!(reply, Ok(ClaimReply::Done { .. })), "{reply:?}");
         }
+    }
+}
+
+#[tokio::test]
+async fn nothing_passes_a_full_mariadb() {
+    let mut server = Small::start();
+    let store = server.store().await;
+    keep(&store).await;
+    server.fill(&store).await;
+    nothing_passes_a_full_store(store).await;
+}
+
+#[tokio::test]
+async fn nothing_passes_a_full_postgres() {
+    let (_url, store) = full_postgres().await;
+    keep(&store).await;
+    nothing_passes_a_full_store(store).await;
+}
+
+#[tokio::test]
+async fn a_full_postgres_still_replays_beside_new_keys() {
+    let (_url, store) = full_postgres().await;
+    let kept = ids("kept", 10);
+    done(&store, &kept).await;
+    new_keys_are_refused_and_kept_ones_replayed(&store, &kept).await;
+    replays_beside_new_keys(&Batched::new(store), &kept).await;
+}
+
+/// What changes rows that are there shares a statement with new ones.
+#[tokio::test]
+async fn a_full_mariadb_still_replays_and_completes_beside_new_keys() {
+    let mut server = Small::start();
+    let store = server.store().await;
+    let kept = ids("kept", 10);
+    done(&store, &kept).await;
+    let mut runs = Vec::new();
+    for id in ids("running", 3) {
+        let claim = claim(&id);
+        let ClaimReply::Granted { lease, .. } = store.claim(&claim).await.unwrap() else {
+            panic!("not granted")
+        };
+        runs.push((claim.key, lease));
+    }
+    server.fill(&store).await;
+    new_keys_are_refused_and_kept_ones_replayed(&store, &kept).await;
+    let batch = MixedBatch {
+        claims: ids("fresh", 200).iter().map(|id| claim(id)).collect(),
+        completions: runs
+            .iter()
+            .map(|(key, lease)| Completion {
+                key: key.clone(),
+                lease: *lease,
+                outcome: succeeded("ok"),
+                keep: KEEP,
+            })
+            .collect(),
+        ..MixedBatch::default()
+    };
+    let replies = store.transact_many(&batch).await;
+    assert!(replies.claims.iter().all(is_full), "{:?}", replies.claims);
+    for reply in &replies.completions {
+        assert!(matches!(reply, Ok(LeaseReply::Ok(_))), "{reply:?}");
+    }
+    replays_beside_new_keys(&Batched::new(store), &kept).await;
+}
+
+fn is_full<R>(reply: &Result<R, StoreError>) -> bool {
+    matches!(reply, Err(error) if error.is_full())
+}
+
+/// All in one batch.
+async fn new_keys_are_refused_and_kept_ones_replayed(store: &impl KeyStore, kept: &[String]) {
+    let fresh = ids("fresh", 200);
+    let claims: Vec<Claim> = fresh.iter().chain(kept).map(|id| claim(id)).collect();
+    let replies = store.claim_many(&claims).await;
+    let (fresh, kept) = replies.split_at(fresh.len());
+    assert!(fresh.iter().all(is_full), "{fresh:?}");
+    for reply in kept {
+        assert!(matches!(reply, Ok(ClaimReply::Done { .. })), "{reply:?}");
     }
 }

@@ -19,6 +19,7 @@ mod outcomes;
 mod owner;
 mod postgres;
 mod profiles;
+mod read_only;
 mod shadow;
 mod sources;
 mod store;

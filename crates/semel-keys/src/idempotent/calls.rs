@@ -12,6 +12,7 @@ use semel_core::{
 };
 
 use super::Shared;
+use super::behind::Waits;
 use super::renew::Held;
 
 /// Times that a claim is sent at most.
@@ -41,6 +42,20 @@ impl<S: KeyStore> Shared<S> {
     /// The store's reply to a claim. Sending it again is safe: the same nonce gets the same token (rule K3). When no
     /// answer comes, the claim is withdrawn should it still arrive (rule K4).
     pub(super) async fn claim(self: &Arc<Self>, claim: &Claim) -> Result<ClaimReply, StoreError> {
+        let behind_max = self.config.behind_max;
+        if self.behind.count() >= behind_max {
+            if let Some(more) = self.behind.quiet.may_speak(SystemClock.monotonic()) {
+                tracing::error!(
+                    behind_max,
+                    more,
+                    "so many withdrawals and outcomes wait for the store of keys that no more claims are sent to it"
+                );
+            }
+            let text = format!(
+                "behind_max = {behind_max} withdrawals and outcomes wait for the store already; no claim was sent"
+            );
+            return Err(StoreError::new(ErrorKind::Unavailable, "claim", text));
+        }
         let mut may_have_arrived = false;
         let mut sent = 0;
         let asked = self.within("claim", async {
@@ -85,10 +100,7 @@ impl<S: KeyStore> Shared<S> {
         match reply {
             Err(error) if error.kind() == ErrorKind::LimitExceeded && !done.outcome.bytes().is_empty() => {
                 tracing::warn!(key = %done.key, error = chain(&error), "an outcome is too large to be kept");
-                done.outcome = match &done.outcome {
-                    StoredOutcome::Refused(_) => StoredOutcome::Refused(Bytes::new()),
-                    StoredOutcome::Succeeded(_) | StoredOutcome::Forgotten => StoredOutcome::Forgotten,
-                };
+                done.outcome = without_bytes(&done.outcome);
                 self.within("complete", self.store.complete(done)).await
             }
             reply => reply,
@@ -97,9 +109,20 @@ impl<S: KeyStore> Shared<S> {
 
     /// The effect exists: storing its outcome is tried until the policy ends; then the key ends as its own policy says.
     /// Asking again is safe: the same outcome is recognised (rule K2), and time alone refuses nothing (rule K1).
-    pub(super) fn complete_in_background(self: &Arc<Self>, done: Completion) {
+    pub(super) fn complete_in_background(self: &Arc<Self>, mut done: Completion) {
+        let bytes = done.outcome.bytes().len();
+        if bytes > 0 && self.behind.bytes().saturating_add(bytes) > self.config.behind_bytes_max {
+            tracing::error!(
+                key = %done.key,
+                behind_bytes_max = self.config.behind_bytes_max,
+                "outcomes of so many bytes wait for the store that of this one it is only kept what came of it"
+            );
+            done.outcome = without_bytes(&done.outcome);
+        }
+        let waits = Waits::new(&self.behind, done.outcome.bytes().len());
         let shared = Arc::clone(self);
         drop(self.tasks.spawn(async move {
+            let _waits = waits;
             let key = done.key.clone();
             match shared.again(Late::Complete(done), 1).await {
                 Some(LeaseReply::Ok(_)) => {}
@@ -125,8 +148,10 @@ impl<S: KeyStore> Shared<S> {
     }
 
     fn release_in_background(self: &Arc<Self>, release: Release, tried: u32) {
+        let waits = Waits::new(&self.behind, 0);
         let shared = Arc::clone(self);
         drop(self.tasks.spawn(async move {
+            let _waits = waits;
             let key = release.key.clone();
             if shared.again(Late::Release(release), tried).await.is_none() {
                 tracing::error!(%key, "a key could not be given back; its lease will end");
@@ -174,6 +199,14 @@ impl<S: KeyStore> Shared<S> {
             }
         }
         None
+    }
+}
+
+/// What came of a run, without its output.
+const fn without_bytes(outcome: &StoredOutcome) -> StoredOutcome {
+    match outcome {
+        StoredOutcome::Refused(_) => StoredOutcome::Refused(Bytes::new()),
+        StoredOutcome::Succeeded(_) | StoredOutcome::Forgotten => StoredOutcome::Forgotten,
     }
 }
 

@@ -72,6 +72,12 @@ pub struct RunConfig {
     /// How long an outcome that could not be stored is tried again in the background. Default 50 ms growing to 5 s, for
     /// 10 minutes; then the key ends as its policy says.
     pub completion_retry: RetryPolicy,
+    /// Withdrawals and outcomes that wait at most for a store which gives no answer; at so many no more claims are sent, and
+    /// calls do as [`outage`](Self::outage) says. Runs under way come on top. Default 4 096.
+    pub behind_max: usize,
+    /// Bytes of outcomes that wait so; of more it is only kept what came of the run ([`Outcome::NotKept`](super::Outcome::NotKept)).
+    /// Default 64 MiB.
+    pub behind_bytes_max: usize,
     /// What a call does while the store is away. Default closed.
     pub outage: Outage,
 }
@@ -94,6 +100,8 @@ impl Default for RunConfig {
                 total_ms_max: 600_000,
                 ..RetryPolicy::default()
             },
+            behind_max: 4_096,
+            behind_bytes_max: 64 << 20,
             outage: Outage::Closed,
         }
     }
@@ -109,6 +117,8 @@ impl RunConfig {
         limits::check_renewed_lease(self.lease_ms)?;
         self.keep.check()?;
         limits::check("run_ms_max", "ms", self.run_ms_max, 1, u64::MAX, help)?;
+        let behind = u64::try_from(self.behind_max).unwrap_or(u64::MAX);
+        limits::check("behind_max", "calls", behind, 1, u64::MAX, help)?;
         limits::check(
             "reconcile_ms_max",
             "ms",

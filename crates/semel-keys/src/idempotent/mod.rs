@@ -1,5 +1,6 @@
 //! Any async function, run once per key.
 
+mod behind;
 mod calls;
 mod config;
 mod guard;
@@ -19,6 +20,7 @@ use semel_core::limits::LimitExceeded;
 use semel_core::{ErrorKind, Fingerprint, Keep, Key, KeyStore, StoreError};
 use tokio_util::task::TaskTracker;
 
+use self::behind::Behind;
 use self::guard::Stage;
 
 pub use self::config::{OnOwnerLost, Outage, RunConfig};
@@ -99,6 +101,7 @@ struct Shared<S> {
     config: RunConfig,
     waiters: Arc<Waiters>,
     tasks: TaskTracker,
+    behind: Arc<Behind>,
     unguarded: AtomicU64,
 }
 
@@ -124,6 +127,7 @@ impl<S: KeyStore + Clone> Idempotent<S> {
             config,
             waiters: Arc::default(),
             tasks: TaskTracker::new(),
+            behind: Arc::default(),
             unguarded: AtomicU64::new(0),
         }))
     }
@@ -162,6 +166,13 @@ impl<S: KeyStore + Clone> Idempotent<S> {
     #[must_use]
     pub fn wait_ms_max(self, wait_ms_max: u64) -> Self {
         self.change(|config| config.wait_ms_max = wait_ms_max)
+    }
+
+    /// Withdrawals and outcomes that wait at most for a store which gives no answer; at so many no more claims are sent. At
+    /// least 1.
+    #[must_use]
+    pub fn behind_max(self, behind_max: usize) -> Self {
+        self.change(|config| config.behind_max = behind_max.max(1))
     }
 
     /// What a call does while the store is away.
@@ -218,6 +229,12 @@ impl<S: KeyStore + Clone> Idempotent<S> {
     #[must_use]
     pub fn unguarded(&self) -> u64 {
         self.0.unguarded.load(Ordering::Relaxed)
+    }
+
+    /// Withdrawals and outcomes that wait for the store now.
+    #[must_use]
+    pub fn behind(&self) -> usize {
+        self.0.behind.count()
     }
 
     /// Waits until every call has ended and every outcome is stored or given up.

@@ -8,7 +8,7 @@ use semel_core::claim::{
 };
 use semel_core::host::random_16;
 use semel_core::store::{KeyPage, KeyQuery, Replies, Usage};
-use semel_core::{Capabilities, Clock, Fingerprint, Key, KeyStore, Scope, StoreError};
+use semel_core::{Capabilities, Fingerprint, Key, KeyStore, Scope, StoreError};
 use semel_sqlite::{Config, Sqlite};
 use semel_testkit::clock::ManualClock;
 use semel_testkit::laws::keys::{KEEP, LEASE_MS};
@@ -18,17 +18,11 @@ use tempfile::TempDir;
 pub(crate) async fn sqlite() -> (Sqlite, Arc<ManualClock>, TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let clock = Arc::new(ManualClock::default());
-    let db = open(dir.path(), clock.clone()).await;
-    (db, clock, dir)
-}
-
-/// Opens the file in this folder.
-pub(crate) async fn open(folder: &std::path::Path, clock: Arc<dyn Clock>) -> Sqlite {
-    let mut config = Config::new(folder.join("keys.db"));
-    config.clock = clock;
+    let mut config = Config::new(dir.path().join("keys.db"));
+    config.clock = clock.clone();
     let db = Sqlite::open(config).await.unwrap();
     db.migrate().await.unwrap();
-    db
+    (db, clock, dir)
 }
 
 /// A key that no other test uses.

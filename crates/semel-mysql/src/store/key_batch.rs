@@ -347,31 +347,26 @@ impl Mysql {
             let count = fitting(rest, self.packet_bytes.min(STATEMENT_BYTES_MAX));
             let (some, later) = rest.split_at(count);
             rest = later;
-            let mut statement = String::new();
-            if shorter {
-                statement = format!("{};", lock_wait(wait));
-            }
-            statement.push_str(&key_rows::write(
-                some,
-                key_rows::version(),
-                deadline,
-                Way::Replace,
-            ));
-            // Hexadecimal digits and nothing else that came from outside.
-            let done = sqlx::raw_sql(sqlx::AssertSqlSafe(statement))
-                .execute(&mut **connection)
-                .await;
-            let fate = match done {
-                Ok(_) => Written::Done,
-                Err(error) => match number(&error) {
-                    // Somebody came in between, or the decision is too old by now.
-                    Some(BAD_NULL | DEADLOCK) => Written::Again,
-                    Some(LOCK_WAIT_TIMEOUT) => Written::Blocked(classify(operation, error)),
-                    _ => Written::Failed(autocommit_failed(operation, error)),
-                },
-            };
+            let patience = if shorter { lock_wait(wait) } else { String::new() };
+            let fate = write_some(operation, connection, some, &patience, deadline).await;
             let stop = !matches!(fate, Written::Done);
-            written.extend(some.iter().map(|_| fate.clone()));
+            let is_there = |change: &Change| change.replaces != 0;
+            let full = matches!(&fate, Written::Failed(error) if error.is_full());
+            if full && some.iter().any(is_there) && !some.iter().all(is_there) {
+                // No room for new rows: what changes rows that are there needs none, or little, and does without them.
+                let there: Vec<Change> = some.iter().filter(|it| is_there(it)).cloned().collect();
+                let rest = write_some(operation, connection, &there, &patience, deadline).await;
+                let each = |change| {
+                    if is_there(change) {
+                        rest.clone()
+                    } else {
+                        fate.clone()
+                    }
+                };
+                written.extend(some.iter().map(each));
+            } else {
+                written.extend(some.iter().map(|_| fate.clone()));
+            }
             if stop {
                 // Not sent: decided again with the others, or by itself.
                 written.extend(rest.iter().map(|_| Written::Again));
@@ -379,6 +374,39 @@ impl Mysql {
             }
         }
         written
+    }
+}
+
+/// Writes these changes, or none of them, in one statement.
+async fn write_some(
+    operation: &'static str,
+    connection: &mut PoolConnection<Driver>,
+    changes: &[Change],
+    patience: &str,
+    deadline: Timestamp,
+) -> Written {
+    let mut statement = String::new();
+    if !patience.is_empty() {
+        statement = format!("{patience};");
+    }
+    statement.push_str(&key_rows::write(
+        changes,
+        key_rows::version(),
+        deadline,
+        Way::Replace,
+    ));
+    // Hexadecimal digits and nothing else that came from outside.
+    let done = sqlx::raw_sql(sqlx::AssertSqlSafe(statement))
+        .execute(&mut **connection)
+        .await;
+    match done {
+        Ok(_) => Written::Done,
+        Err(error) => match number(&error) {
+            // Somebody came in between, or the decision is too old by now.
+            Some(BAD_NULL | DEADLOCK) => Written::Again,
+            Some(LOCK_WAIT_TIMEOUT) => Written::Blocked(classify(operation, error)),
+            _ => Written::Failed(autocommit_failed(operation, error)),
+        },
     }
 }
 

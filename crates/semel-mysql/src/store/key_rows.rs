@@ -77,7 +77,7 @@ pub(crate) struct Seen {
 }
 
 /// A record to be written.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Change {
     pub(crate) key: Key,
     pub(crate) record: Record,

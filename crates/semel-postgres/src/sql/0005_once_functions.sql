@@ -225,20 +225,23 @@ BEGIN
   RETURN ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint;
 END $$;
 
--- The cluster and the timeline that the tokens were drawn on.
+-- The cluster and the timeline that the tokens were drawn on, and the number that this table had there: a dump that is loaded
+-- makes the table anew, under another number, on the same cluster too.
 CREATE TABLE semel.key_home (
   only_row  boolean PRIMARY KEY DEFAULT true CHECK (only_row),
   system_id bigint NOT NULL,
-  timeline  bigint NOT NULL
+  timeline  bigint NOT NULL,
+  table_id  oid NOT NULL
 );
-INSERT INTO semel.key_home (system_id, timeline)
-  SELECT s.system_identifier, semel.key_timeline() FROM pg_control_system() AS s;
+INSERT INTO semel.key_home (system_id, timeline, table_id)
+  SELECT s.system_identifier, semel.key_timeline(), 'semel.key_home'::regclass FROM pg_control_system() AS s;
 
--- Whether the tokens belong to another cluster or timeline: the database was restored, copied or failed over, and the
--- sequence may have gone back behind tokens that were handed out.
+-- Whether the tokens were drawn on another cluster or timeline, or before a dump was loaded: the database was restored, copied
+-- or failed over, and the sequence may have gone back behind tokens that were handed out.
 CREATE FUNCTION semel.keys_moved() RETURNS boolean LANGUAGE sql STABLE
   AS $$ SELECT NOT EXISTS (SELECT FROM semel.key_home AS h, pg_control_system() AS s
-    WHERE h.system_id = s.system_identifier AND h.timeline = semel.key_timeline()) $$;
+    WHERE h.system_id = s.system_identifier AND h.timeline = semel.key_timeline()
+      AND h.table_id = 'semel.key_home'::regclass) $$;
 
 -- After a restore, a copy or a fail-over that may have lost commits: moves the sequence past every token that can have been
 -- drawn, to the microseconds since 1970 (nobody draws a million tokens a second for decades), and remembers where it is.
@@ -253,7 +256,7 @@ BEGIN
   -- goes back.
   first := greatest(first, nextval('semel.token'::regclass) + 1000000);
   PERFORM setval('semel.token'::regclass, first, false);
-  UPDATE semel.key_home SET (system_id, timeline) =
-    (SELECT s.system_identifier, semel.key_timeline() FROM pg_control_system() AS s);
+  UPDATE semel.key_home SET (system_id, timeline, table_id) =
+    (SELECT s.system_identifier, semel.key_timeline(), 'semel.key_home'::regclass FROM pg_control_system() AS s);
   RETURN first;
 END $$;

@@ -207,6 +207,9 @@ impl Postgres {
         error: StoreError,
         known: &mut HashMap<&'t Key, Known>,
     ) -> Vec<Fate<R>> {
+        if error.reads_only() {
+            return self.look_instead(sent, transition, &error, known).await;
+        }
         if sent.len() == 1 || !may_be_one_row(&error) {
             let fate = |_| refused(error.clone(), transition, self.lock_wait);
             return sent.iter().map(fate).collect();
@@ -221,6 +224,23 @@ impl Postgres {
             });
         }
         fates
+    }
+
+    /// The server takes no writes: what is there is told, as far as that needs none.
+    async fn look_instead<'t, T: Sync, R: Send>(
+        &self,
+        sent: &[&'t T],
+        transition: &Transition<T, R>,
+        error: &StoreError,
+        known: &mut HashMap<&'t Key, Known>,
+    ) -> Vec<Fate<R>> {
+        let seen = self.why_not(sent, &[], transition).await;
+        let fates = judge(sent, seen, transition, known);
+        let told = |fate| match fate {
+            Fate::Answered(Ok(reply)) => Fate::Answered(Ok(reply)),
+            Fate::Answered(Err(_)) | Fate::Again => Fate::Answered(Err(error.clone())),
+        };
+        fates.into_iter().map(told).collect()
     }
 
     async fn statement<T: Sync, R: Send>(

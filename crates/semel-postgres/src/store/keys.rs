@@ -50,11 +50,10 @@ const SWEEP_SQL: &str = include_str!("../sql/key_sweep.sql");
 pub(crate) const NO_TOKEN: Token = Token(i64::MIN);
 
 /// What `semel check` says when [`Postgres::keys_moved`].
-pub const KEYS_MOVED: &str =
-    "SEM0213: the tokens were drawn on another cluster or timeline; call SELECT semel.adopt_keys()";
+pub const KEYS_MOVED: &str = "SEM0213: the tokens were drawn on another cluster or timeline, or before a dump was loaded; call SELECT semel.adopt_keys()";
 
 impl Postgres {
-    /// Whether the tokens were drawn on another cluster or timeline: then `SELECT semel.adopt_keys()` keeps them from coming
+    /// Whether the tokens were drawn on another cluster or timeline, or before a dump was loaded: then `SELECT semel.adopt_keys()` keeps them from coming
     /// back.
     ///
     /// # Errors

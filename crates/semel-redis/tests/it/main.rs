@@ -4,6 +4,7 @@
 mod cluster;
 mod crash;
 mod durable;
+mod failover;
 mod hints;
 mod history;
 mod laws;

@@ -137,8 +137,8 @@ impl KeyStore for Sqlite {
         };
         let replies = match result {
             Ok(replies) => replies,
-            // What needs no room is answered all the same.
-            Err(error) if error.is_full() => batch.one_kind_at_a_time(self).await,
+            // What needs no room, or no write, is answered all the same.
+            Err(error) if error.reads_only() => batch.one_kind_at_a_time(self).await,
             Err(error) => failed(batch, &error),
         };
         let granted =
@@ -224,8 +224,8 @@ impl Sqlite {
             })
             .await;
         match written {
-            // What needs no room is answered all the same.
-            Err(error) if error.is_full() => {
+            // What needs no room, or no write, is answered all the same.
+            Err(error) if error.reads_only() => {
                 let full =
                     |seen: Result<Option<R>, _>| seen.transpose().unwrap_or_else(|| Err(error.clone()));
                 Ok(looked.into_iter().map(full).collect())

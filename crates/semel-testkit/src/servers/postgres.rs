@@ -165,6 +165,58 @@ impl PostgresServer {
         self.url(&name)
     }
 
+    /// One of the server's programs, such as `pg_dump`, told how to reach it.
+    #[must_use]
+    pub fn program(&self, name: &str) -> Command {
+        let mut command = as_postgres(&self.bin.join(name));
+        let port = self.port.to_string();
+        command.args(["-h", "127.0.0.1", "-U", "postgres", "-p", &port]);
+        command
+    }
+
+    /// Runs statements in the database of this URL, all in one transaction.
+    ///
+    /// # Panics
+    /// The server refuses one.
+    pub fn run_sql(&self, url: &str, sql: &str) {
+        run(self
+            .program("psql")
+            .args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", url, "-c", sql]));
+    }
+
+    /// What `pg_dump` writes of the database of this URL.
+    ///
+    /// # Panics
+    /// It cannot be read.
+    #[must_use]
+    pub fn dump(&self, url: &str) -> String {
+        let output = self.program("pg_dump").args(["-d", url]).output().unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Makes the database of this URL anew from a dump; sessions in it are ended.
+    ///
+    /// # Panics
+    /// The server refuses it.
+    pub fn put_back(&self, url: &str, dump: &str) {
+        let name = url.rsplit_once('/').map_or(url, |(_, name)| name);
+        run(self.program("dropdb").args(["--force", name]));
+        run(self.program("createdb").arg(name));
+        let file = self.guard.dir().join(format!("{name}.sql"));
+        std::fs::write(&file, dump).unwrap();
+        let input = std::fs::File::open(&file).unwrap();
+        run(self
+            .program("psql")
+            .args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", url])
+            .stdin(input));
+        std::fs::remove_file(file).unwrap();
+    }
+
     /// `kill -9` of the whole server: sessions too, which would otherwise go on for a moment and still commit. Returns
     /// when they are gone.
     pub fn kill(&self) {

@@ -111,7 +111,10 @@ fn outcome(answer: &Response<Bytes>) -> &str {
 }
 
 fn replayed(answer: &Response<Bytes>) -> bool {
-    answer.headers().contains_key("idempotent-replayed")
+    answer
+        .headers()
+        .get("idempotent-replayed")
+        .is_some_and(|value| value == "true")
 }
 
 fn body(answer: &Response<Bytes>) -> &str {

@@ -3,6 +3,7 @@
 mod bed;
 mod crash;
 mod cut;
+mod read_only;
 mod reload;
 mod shared;
 mod slow;

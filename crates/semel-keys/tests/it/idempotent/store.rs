@@ -225,3 +225,92 @@ async fn a_key_that_cannot_be_given_back_is_given_back_later() {
         .unwrap();
     assert_eq!(again.outcome, Outcome::Succeeded("now".into()));
 }
+
+/// Each call would leave a withdrawal behind, for ten minutes, and all would ask again when the store is back.
+#[tokio::test]
+async fn a_store_that_hangs_leaves_a_bounded_number_behind() {
+    for outage in [Outage::Closed, Outage::Open] {
+        let world = World::with(|config| {
+            config.store_ms_max = 50;
+            config.behind_max = 4;
+            config.outage = outage;
+        });
+        let (runs, keys) = (Runs::default(), [(); 10].map(|()| key()));
+        let (claims, releases) = (world.store.hold("claim"), world.store.hold("release"));
+        for (n, key) in keys.iter().enumerate() {
+            match (run(&world, &runs, key).await, outage) {
+                (Ok(ran), Outage::Open) => assert!(ran.unguarded),
+                (Err(error), Outage::Closed) => {
+                    let limit = if n < 4 {
+                        "store_ms_max = 50"
+                    } else {
+                        "behind_max = 4"
+                    };
+                    assert_eq!(error.code(), if n < 4 { "SEM0105" } else { "SEM0104" });
+                    assert!(error.to_string().contains(limit), "{n}: {error}");
+                }
+                (other, _) => panic!("{n}, {outage:?}: {other:?}"),
+            }
+        }
+        assert_eq!(world.store.calls("claim"), 4, "the others were not sent");
+        assert_eq!(world.once.behind(), 4);
+        let unguarded = if outage == Outage::Open { 10 } else { 0 };
+        assert_eq!(
+            (runs.count(), world.once.unguarded()),
+            (unguarded, u64::from(unguarded))
+        );
+        drop((claims, releases));
+        world.once.drain().await;
+        assert_eq!(world.once.behind(), 0);
+        // All four are withdrawn, and new ones pass.
+        for key in &keys {
+            let ran = run(&world, &runs, key).await.unwrap();
+            assert!(!ran.replayed && !ran.unguarded, "{ran:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn outcomes_that_wait_for_the_store_are_bounded_in_bytes() {
+    let world = World::with(|config| {
+        quick(config);
+        config.behind_bytes_max = 3_000;
+    });
+    let large = async |key: &semel_core::Key| {
+        let call = world
+            .once
+            .run(key, "input", |_| async { Ok::<_, Failed>(vec![b'x'; 2_000]) });
+        call.await.unwrap()
+    };
+    let keys = [key(), key(), key()];
+    world.store.fail("complete", Fault::Down, u32::MAX);
+    for key in &keys[..2] {
+        assert_eq!(
+            large(key).await.outcome,
+            Outcome::Succeeded(vec![b'x'; 2_000].into())
+        );
+    }
+    world.store.fail("complete", Fault::Down, 0);
+    world.once.drain().await;
+    assert_eq!(
+        large(&keys[0]).await.outcome,
+        Outcome::Succeeded(vec![b'x'; 2_000].into())
+    );
+    assert_eq!(
+        large(&keys[1]).await.outcome,
+        Outcome::NotKept,
+        "done, and not kept"
+    );
+    // Their bytes are given back.
+    large(&keys[2]).await;
+    assert!(large(&keys[2]).await.replayed);
+}
+
+#[test]
+fn a_limit_of_none_behind_is_refused() {
+    let config = RunConfig {
+        behind_max: 0,
+        ..RunConfig::default()
+    };
+    assert!(config.check().unwrap_err().to_string().contains("behind_max"));
+}

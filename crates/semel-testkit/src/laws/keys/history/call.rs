@@ -2,6 +2,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
+use proptest::sample::select;
 
 pub(super) const KEYS: usize = 3;
 pub(super) const NONCES: usize = 12;
@@ -20,6 +21,7 @@ pub(super) enum Call {
     Settle(Vec<(Held, Option<u8>)>),
     Read,
     Sweep,
+    /// The clock moves by so many milliseconds, back where that is negative.
     Pass(i64),
 }
 
@@ -40,7 +42,13 @@ pub(super) struct Held {
     pub(super) forged: bool,
 }
 
-pub(super) fn calls() -> impl Strategy<Value = Vec<Call>> {
+const STEPS_MS: &[i64] = &[10_000, 20_000, 60_000, 130_000];
+const JUMPS_MS: &[i64] = &[
+    10_000, 20_000, 60_000, 130_000, 3_600_000, -10_000, -20_000, -70_000, -130_000, -3_600_000,
+];
+
+/// `jumps`: the clock is also set back, and set on by far more than a lease.
+pub(super) fn calls(jumps: bool) -> impl Strategy<Value = Vec<Call>> {
     let mostly_not = || prop_oneof![9 => Just(false), 1 => Just(true)];
     let asked = (0..KEYS, 0..NONCES, mostly_not(), any::<bool>(), any::<bool>()).prop_map(
         |(key, nonce, other_request, rerun, long)| Asked {
@@ -64,7 +72,7 @@ pub(super) fn calls() -> impl Strategy<Value = Vec<Call>> {
         2 => vec((held, prop_oneof![Just(None), (0..2_u8).prop_map(Some)]), 1..3).prop_map(Call::Settle),
         1 => Just(Call::Read),
         2 => Just(Call::Sweep),
-        4 => prop_oneof![Just(10_000_i64), Just(20_000), Just(60_000), Just(130_000)].prop_map(Call::Pass),
+        if jumps { 6 } else { 4 } => select(if jumps { JUMPS_MS } else { STEPS_MS }).prop_map(Call::Pass),
     ];
     vec(call, 1..40)
 }

@@ -28,6 +28,23 @@ use crate::clock::ManualClock;
 /// # Panics
 /// A difference.
 pub fn compare_with_model<F: Future<Output = World>>(make: impl FnOnce() -> F, cases: u32, slack_ms: i64) {
+    compare(make, cases, slack_ms, false);
+}
+
+/// The same with clocks that are set back and far on. Whatever they do, no token of a key comes back or is less than the one
+/// before, and what was done is not run again before its time, by the latest that the clock has shown.
+///
+/// # Panics
+/// A difference, or one of those.
+pub fn compare_where_clocks_jump<F: Future<Output = World>>(
+    make: impl FnOnce() -> F,
+    cases: u32,
+    slack_ms: i64,
+) {
+    compare(make, cases, slack_ms, true);
+}
+
+fn compare<F: Future<Output = World>>(make: impl FnOnce() -> F, cases: u32, slack_ms: i64, jumps: bool) {
     let seed = seed();
     let cases = std::env::var("SEMEL_CASES").map_or(cases, |text| text.parse().unwrap());
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -45,8 +62,8 @@ pub fn compare_with_model<F: Future<Output = World>>(make: impl FnOnce() -> F, c
         ..Config::default()
     };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
-    let result = runner.run(&calls(), |calls| {
-        let mut history = History::new(&world, &model, &clock, slack_ms);
+    let result = runner.run(&calls(jumps), |calls| {
+        let mut history = History::new(&world, &model, &clock, slack_ms, jumps);
         runtime
             .block_on(history.play(&calls))
             .map_err(TestCaseError::fail)

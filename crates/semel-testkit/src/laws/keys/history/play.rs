@@ -1,5 +1,6 @@
 //! A history, played on the store and on the model at once.
 
+use std::cell::Cell;
 use std::fmt::Debug;
 
 use semel_core::claim::{
@@ -10,7 +11,7 @@ use semel_core::host::random_16;
 use semel_core::key::hex;
 use semel_core::model::MemoryKeys;
 use semel_core::store::Replies;
-use semel_core::{Fingerprint, Key, KeyStore, Scope, StoredOutcome};
+use semel_core::{Clock as _, Fingerprint, Key, KeyStore, Scope, StoredOutcome, Timestamp};
 
 use super::super::World;
 use super::call::{Asked, Call, Held, KEYS, NONCES};
@@ -34,9 +35,14 @@ pub(super) struct History<'a> {
     model: &'a MemoryKeys,
     clock: &'a ManualClock,
     slack_ms: i64,
+    jumps: bool,
     keys: Vec<Key>,
     nonces: Vec<Nonce>,
     grants: Vec<Grant>,
+    /// The latest that the clock has shown in this history.
+    latest: Cell<Timestamp>,
+    /// By key: until when what was done may not be run again.
+    done_until: Vec<Option<Timestamp>>,
 }
 
 /// The same grant by the model and by the store.
@@ -48,12 +54,15 @@ struct Grant {
 }
 
 impl<'a> History<'a> {
-    /// Keys and nonces that no other history uses.
+    /// Keys and nonces that no other history uses. `jumps`: how long a withdrawn nonce is remembered at least is the contract's,
+    /// how much longer is the store's; where clocks are set back that shows. So there each nonce is drawn for one call, as
+    /// callers do (rule K3), and what is remembered of those is not compared.
     pub(super) fn new(
         world: &'a World,
         model: &'a MemoryKeys,
         clock: &'a ManualClock,
         slack_ms: i64,
+        jumps: bool,
     ) -> Self {
         let scope = Scope::new(random_16()).unwrap();
         Self {
@@ -61,17 +70,21 @@ impl<'a> History<'a> {
             model,
             clock,
             slack_ms,
+            jumps,
             keys: (0..KEYS)
                 .map(|n| Key::new(scope.clone(), n.to_string()).unwrap())
                 .collect(),
             nonces: (0..NONCES).map(|_| Nonce::random()).collect(),
             grants: Vec::new(),
+            latest: Cell::new(clock.now()),
+            done_until: vec![None; KEYS],
         }
     }
 
     pub(super) async fn play(&mut self, calls: &[Call]) -> Result<(), String> {
         // What other histories have left behind must not be counted by the sweeps of this one.
         self.pass(100_000_000).await;
+        self.latest.set(self.clock.now());
         self.world.store.sweep(10_000).await.unwrap();
         self.model.sweep(10_000).await.unwrap();
         for (n, call) in calls.iter().chain([&Call::Read]).enumerate() {
@@ -83,6 +96,7 @@ impl<'a> History<'a> {
 
     async fn pass(&self, ms: i64) {
         self.clock.advance_ms(ms);
+        self.latest.set(self.latest.get().max(self.clock.now()));
         self.world.pass_ms(ms).await;
     }
 
@@ -92,7 +106,10 @@ impl<'a> History<'a> {
             Call::Pass(ms) => self.pass(*ms).await,
             Call::Sweep => {
                 let swept = (self.model.sweep(10_000).await, store.sweep(10_000).await);
-                same(&swept.0.unwrap(), &swept.1.unwrap())?;
+                let swept = (swept.0.unwrap(), swept.1.unwrap());
+                if !self.jumps {
+                    same(&swept.0, &swept.1)?;
+                }
             }
             Call::Claim(asked) => {
                 let claims: Vec<Claim> = asked.iter().map(|it| self.claim(*it)).collect();
@@ -101,6 +118,7 @@ impl<'a> History<'a> {
                 for (asked, (model, store)) in asked.iter().zip(pairs(model, store)) {
                     self.compare_claim(asked.key, &model, &store)?;
                 }
+                self.used(asked.iter().map(|it| it.nonce));
             }
             Call::Complete(items) => {
                 let done = |(held, output, short): &(Held, u8, bool), of: Of| {
@@ -117,7 +135,15 @@ impl<'a> History<'a> {
                     self.model.complete_many(&ours).await,
                     store.complete_many(&theirs).await,
                 );
+                let stored: Vec<bool> = replies
+                    .1
+                    .iter()
+                    .map(|reply| matches!(reply, Ok(LeaseReply::Ok(_))))
+                    .collect();
                 compare_leases(replies.0, replies.1)?;
+                for (done, _) in theirs.iter().zip(stored).filter(|(_, stored)| *stored) {
+                    self.is_done(&done.key, done.keep);
+                }
             }
             Call::Extend(items) => {
                 let wish = |(held, long): &(Held, bool), of: Of| {
@@ -167,12 +193,13 @@ impl<'a> History<'a> {
                     nonce: self.nonces[*nonce],
                     token: None,
                 });
-                let items: Vec<Release> = withdrawn.collect();
+                let releases: Vec<Release> = withdrawn.collect();
                 let replies = (
-                    self.model.release_many(&items).await,
-                    store.release_many(&items).await,
+                    self.model.release_many(&releases).await,
+                    store.release_many(&releases).await,
                 );
                 compare_leases(replies.0, replies.1)?;
+                self.used(items.iter().map(|(_, nonce)| *nonce));
             }
             Call::Settle(items) => {
                 let settle = |(held, happened): &(Held, Option<u8>), of: Of| {
@@ -203,6 +230,25 @@ impl<'a> History<'a> {
             }
         }
         Ok(())
+    }
+
+    fn used(&mut self, nonces: impl Iterator<Item = usize>) {
+        for n in nonces.filter(|_| self.jumps) {
+            self.nonces[n] = Nonce::random();
+        }
+    }
+
+    /// A repeated completion leaves the time of the first.
+    fn is_done(&mut self, key: &Key, keep: Keep) {
+        let until = self
+            .clock
+            .now()
+            .plus_ms(keep.retention_ms)
+            .plus_ms(keep.tombstone_ms);
+        let place = self.keys.iter().position(|it| it == key);
+        if let Some(done) = place.and_then(|place| self.done_until.get_mut(place)) {
+            done.get_or_insert(until);
+        }
     }
 
     fn claim(&self, asked: Asked) -> Claim {
@@ -254,6 +300,11 @@ impl<'a> History<'a> {
                     let last = before.map(|grant| grant.store.token).max();
                     if last.is_some_and(|last| last >= theirs.token) {
                         return Err(format!("token {:?} after {last:?}", theirs.token));
+                    }
+                    if let Some(until) = self.done_until[key].take()
+                        && until > self.latest.get()
+                    {
+                        return Err(format!("it was done, and is run again before {until:?}"));
                     }
                     self.grants.push(Grant {
                         key,
@@ -309,7 +360,11 @@ impl<'a> History<'a> {
                 fingerprint: record.fingerprint,
                 state,
                 grant: record.lease().map(|lease| self.number(lease, of)),
-                withdrawn: record.withdrawn.nonces,
+                withdrawn: if self.jumps {
+                    Vec::new()
+                } else {
+                    record.withdrawn.nonces
+                },
             }
         })
     }
