@@ -251,6 +251,10 @@ impl<S: Sink> LogSink for Counted<S> {
         })
     }
 
+    fn go_on(&self, shard: &ShardId) {
+        self.inner.log().unwrap().go_on(shard);
+    }
+
     fn close(&self, shard: &ShardId) {
         self.inner.log().unwrap().close(shard);
     }

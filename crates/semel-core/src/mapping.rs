@@ -213,6 +213,12 @@ impl LogSink for MappedSink {
         }
     }
 
+    fn go_on(&self, shard: &ShardId) {
+        if let Some(log) = self.inner.log() {
+            log.go_on(shard);
+        }
+    }
+
     fn close(&self, shard: &ShardId) {
         if let Some(log) = self.inner.log() {
             log.close(shard);

@@ -166,12 +166,16 @@ impl Shell {
                 rows,
                 place,
                 deadline_ms,
+                anew,
             } => {
                 // Handed over now: transactions go in the order in which the machine asks for them.
                 let deadline = Duration::from_millis(deadline_ms);
-                let sent = sink
-                    .log()
-                    .map(|log| log.commit(&lease.shard, &rows, place, deadline));
+                let sent = sink.log().map(|log| {
+                    if anew {
+                        log.go_on(&lease.shard);
+                    }
+                    log.commit(&lease.shard, &rows, place, deadline)
+                });
                 Box::pin(async move {
                     let end = committed(sent, deadline).await;
                     if matches!(end, TransactionEnd::Committed) {

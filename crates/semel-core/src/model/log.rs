@@ -26,6 +26,8 @@ struct ShardLog {
     place: Option<LogPlace>,
     rows: Vec<Arc<OutboxRow>>,
     open: VecDeque<Transaction>,
+    /// One was aborted, and its sender has not said that it goes on.
+    aborted: bool,
 }
 
 #[derive(Debug)]
@@ -46,10 +48,12 @@ impl MemoryLog {
         let log = shards.entry(shard.clone()).or_default();
         log.session += 1;
         log.open.clear();
+        log.aborted = false;
         (log.session, log.place)
     }
 
-    /// Opens a transaction behind those that are open. Nothing is done in a session that has ended.
+    /// Opens a transaction behind those that are open. Nothing is done in a session that has ended, nor behind an aborted one
+    /// before [`MemoryLog::go_on`].
     pub fn begin(
         &self,
         shard: &ShardId,
@@ -59,7 +63,8 @@ impl MemoryLog {
         place: LogPlace,
     ) {
         let mut shards = self.lock();
-        if let Some(log) = shards.get_mut(shard).filter(|log| log.session == session) {
+        let log = shards.get_mut(shard);
+        if let Some(log) = log.filter(|log| log.session == session && !log.aborted) {
             log.open.push_back(Transaction {
                 number,
                 rows: rows.to_vec(),
@@ -109,6 +114,15 @@ impl MemoryLog {
         let mut shards = self.lock();
         if let Some(log) = shards.get_mut(shard).filter(|log| log.session == session) {
             log.open.retain(|it| it.number < number);
+            log.aborted = true;
+        }
+    }
+
+    /// The sender has heard of what was aborted, and begins anew.
+    pub fn go_on(&self, shard: &ShardId, session: u64) {
+        let mut shards = self.lock();
+        if let Some(log) = shards.get_mut(shard).filter(|log| log.session == session) {
+            log.aborted = false;
         }
     }
 
@@ -206,6 +220,13 @@ impl LogSink for MemoryLogSink {
             TransactionEnd::Unknown(SinkError::new(SinkErrorClass::Away, "another owner has come"))
         };
         Box::pin(async move { end })
+    }
+
+    fn go_on(&self, shard: &ShardId) {
+        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((session, _)) = sessions.get(shard) {
+            self.log.go_on(shard, *session);
+        }
     }
 
     fn close(&self, shard: &ShardId) {

@@ -125,6 +125,8 @@ pub enum Command {
         place: LogPlace,
         /// How long it may last, in milliseconds.
         deadline_ms: u64,
+        /// Call [`LogSink::go_on`](crate::store::LogSink::go_on) before: all is back, one that was aborted among it.
+        anew: bool,
     },
     /// Take rows that were set aside and of which something is asked.
     Take {

@@ -273,10 +273,17 @@ impl World {
             for command in relay.machine.steps(now, std::mem::take(&mut relay.heard)) {
                 // Handed over in the order in which they are asked for.
                 if let Command::Commit {
-                    call, rows, place, ..
+                    call,
+                    rows,
+                    place,
+                    anew,
+                    ..
                 } = &command
                     && let Some(session) = relay.session
                 {
+                    if *anew {
+                        self.log.go_on(&relay.lease.shard, session);
+                    }
                     self.log.begin(&relay.lease.shard, session, *call, rows, *place);
                 }
                 relay.todo.push(command);

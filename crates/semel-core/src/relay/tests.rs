@@ -169,8 +169,15 @@ impl Bench {
                         inputs.push(Input::Resumed(Ok(place)));
                     }
                     Command::Commit {
-                        call, rows, place, ..
+                        call,
+                        rows,
+                        place,
+                        anew,
+                        ..
                     } => {
+                        if anew {
+                            self.log.go_on(&lease.shard, self.session);
+                        }
                         self.log.begin(&lease.shard, self.session, call, &rows, place);
                         if rows.is_empty() {
                             assert!(self.log.commit(&lease.shard, self.session, call));

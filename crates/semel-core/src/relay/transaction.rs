@@ -52,6 +52,8 @@ pub(super) struct Log {
     calls: BTreeMap<u64, LogPlace>,
     /// One transaction has failed: those handed over after it fail too, and none is begun until all are back.
     failed: bool,
+    /// All are back, and the log has to be told so.
+    anew: bool,
     /// Rows found to be poison meanwhile: only when the later rows of their keys are back can they be moved with them.
     poison: Vec<(i64, String)>,
     aside: HashSet<i64>,
@@ -84,6 +86,7 @@ impl Log {
             planned_end: false,
             calls: BTreeMap::new(),
             failed: false,
+            anew: false,
             poison: Vec::new(),
             aside: owned.excepted.iter().copied().collect(),
             tried: BTreeMap::new(),
@@ -301,7 +304,9 @@ impl Machine {
             }
         }
         let call = self.new_call(rows);
+        let mut anew = false;
         if let Some(log) = &mut self.log {
+            anew = std::mem::take(&mut log.anew);
             log.calls.insert(call, place);
             log.planned_to = place.last_id;
             log.planned_end = place.finished;
@@ -312,6 +317,7 @@ impl Machine {
             rows: handed,
             place,
             deadline_ms,
+            anew,
         });
     }
 
@@ -461,6 +467,7 @@ impl Machine {
             return;
         }
         log.failed = false;
+        log.anew = true;
         let poison = std::mem::take(&mut log.poison);
         let settled_to = self.settled_to();
         if let Some(log) = &mut self.log {

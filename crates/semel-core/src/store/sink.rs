@@ -179,8 +179,8 @@ pub trait Sink: Send + Sync + 'static {
 pub enum TransactionEnd {
     /// All of it is in the log, durably, its place included.
     Committed,
-    /// It is certain that nothing of it is in the log or ever will be, and the next one may begin. One error per row:
-    /// [`SinkErrorClass::Message`] for those that were refused, [`SinkErrorClass::HeldBack`] for the others.
+    /// It is certain that nothing of it is in the log or ever will be, and the next one may begin after [`LogSink::go_on`]. One
+    /// error per row: [`SinkErrorClass::Message`] for those that were refused, [`SinkErrorClass::HeldBack`] for the others.
     Aborted(Vec<SinkError>),
     /// Nobody knows, or nothing more can be said to the log: [`LogSink::resume`] comes next.
     Unknown(SinkError),
@@ -195,7 +195,7 @@ pub type TransactionFuture = Pin<Box<dyn Future<Output = TransactionEnd> + Send>
 /// - When [`LogSink::resume`] has answered, no transaction that anybody handed over before for this shard can still
 ///   come into the log, and the place is that of the last one that did.
 /// - A transaction is in the log whole or not at all, and only if every one handed over before it since the last
-///   `resume` is.
+///   `resume`, or the last [`LogSink::go_on`], is.
 #[async_trait]
 pub trait LogSink: Send + Sync {
     /// Ends whatever is open of this shard, whoever left it, and says how far the log has got; `None` where it holds no
@@ -214,6 +214,10 @@ pub trait LogSink: Send + Sync {
         place: LogPlace,
         deadline: Duration,
     ) -> TransactionFuture;
+
+    /// The caller has had the ends of all that it handed over, one that was aborted among them, and begins anew. Whatever is
+    /// handed over behind an aborted transaction before this is said is aborted, too: its caller may not have heard yet.
+    fn go_on(&self, shard: &ShardId);
 
     /// The shard is not ours any more, or the relay ends: what is held for it can go.
     fn close(&self, shard: &ShardId);

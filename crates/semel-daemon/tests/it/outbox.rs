@@ -338,7 +338,7 @@ async fn replay_and_rescan_send_again_and_the_audit_finds_what_came_twice() {
     let receiver = Receiver::start().await;
     let folder = Folder::new(&format!(
         "[store]\nurl = \"sqlite:shop.db\"\n[[relay]]\nname = \"orders\"\nlease_ms = 1500\nsend_timeout_ms = 1000\n\
-         sink.webhook.url = \"{}\"\n",
+         replay_per_second = 100\nsink.webhook.url = \"{}\"\n",
         receiver.url("/")
     ));
     let path = folder.path();
@@ -386,9 +386,16 @@ async fn replay_and_rescan_send_again_and_the_audit_finds_what_came_twice() {
     assert!(code == 2, "what to replay must be said: {stderr}");
     let (_, stderr, code) = outbox(path, &[&["replay", "--from", "yesterday"], &WHO[..]].concat());
     assert!(code == 2 && stderr.contains("2026-12-01T13:00:00Z"), "{stderr}");
+    let (_, stderr, code) = outbox(path, &[&["replay", "--all", "--rate", "0"], &WHO[..]].concat());
+    assert!(code == 2 && stderr.contains("1..=1000000"), "{stderr}");
+    // One event at a time, by its pace; all the same it comes to its end.
     let (stdout, stderr, code) = outbox(
         path,
-        &[&["replay", "--key", "a", "--from", "1h"], &WHO[..]].concat(),
+        &[
+            &["replay", "--key", "a", "--from", "1h", "--rate", "10"],
+            &WHO[..],
+        ]
+        .concat(),
     );
     assert!(code == 0 && stdout.lines().count() == 2, "{stderr}");
     until("the key's events came again", async || receiver.seen().len() == 5).await;

@@ -45,7 +45,8 @@ struct Turns {
     /// The last whose records are delivered, and the last committed.
     delivered: u64,
     committed: u64,
-    /// One was aborted: those behind it are, too, until none is open.
+    /// One was aborted: those behind it are, too, until whoever hands them over has heard of it. When the line itself is empty that
+    /// may not be so yet: the next one could be on its way here, and would pass the one that was refused.
     aborting: bool,
     /// Nothing goes through this line any more.
     dead: Option<SinkError>,
@@ -163,6 +164,16 @@ impl Line {
         answer
     }
 
+    /// Whoever hands over has had the ends of all, and begins anew.
+    pub(super) fn go_on(&self) {
+        self.shared.change(|turns| {
+            if turns.open == 0 {
+                turns.aborting = false;
+                (turns.delivered, turns.committed) = (turns.handed, turns.handed);
+            }
+        });
+    }
+
     /// Nothing is begun any more.
     pub(super) fn kill(&self, why: &str) {
         self.shared.change(|turns| {
@@ -268,10 +279,6 @@ impl Worker {
                     TransactionEnd::Unknown(error) => {
                         turns.dead.get_or_insert_with(|| error.clone());
                     }
-                }
-                if turns.open == 0 && turns.aborting {
-                    turns.aborting = false;
-                    (turns.delivered, turns.committed) = (turns.handed, turns.handed);
                 }
             });
             // Nobody listens any more when the relay has given the shard up.

@@ -140,6 +140,12 @@ impl LogSink for KafkaLog {
         Box::pin(line::end_of(answer, deadline))
     }
 
+    fn go_on(&self, shard: &ShardId) {
+        if let Some(line) = self.lines().get(shard) {
+            line.go_on();
+        }
+    }
+
     fn close(&self, shard: &ShardId) {
         self.lines().remove(shard);
     }

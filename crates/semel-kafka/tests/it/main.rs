@@ -10,6 +10,7 @@ mod consumer;
 mod end_to_end;
 mod laws;
 mod log;
+mod log_laws;
 #[allow(clippy::print_stdout, reason = "what minutes were spent on is worth a line")]
 mod long;
 mod processor;

@@ -228,6 +228,8 @@ impl LogSink for LineLog {
         Box::pin(std::future::ready(TransactionEnd::Committed))
     }
 
+    fn go_on(&self, _: &ShardId) {}
+
     fn close(&self, _: &ShardId) {}
 }
 

@@ -2,6 +2,7 @@
 
 pub mod inbox;
 pub mod keys;
+pub mod log;
 pub mod outbox;
 pub mod saga;
 pub mod sink;

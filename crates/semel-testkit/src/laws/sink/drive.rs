@@ -18,7 +18,7 @@ use super::bed::{Arrived, LIMIT, SinkBed};
 pub(super) type Answer = Result<(), SinkError>;
 
 /// Row `n` with this event.
-pub(super) fn row(n: i64, event: Event) -> Arc<OutboxRow> {
+pub(crate) fn row(n: i64, event: Event) -> Arc<OutboxRow> {
     Arc::new(OutboxRow {
         row: n,
         created_at: Timestamp(1_796_083_199_999_999),
@@ -29,7 +29,7 @@ pub(super) fn row(n: i64, event: Event) -> Arc<OutboxRow> {
 
 /// Event `n`: its data is the number, padded. Its id is no other event's: a receiver that remembers ids must not take
 /// one law's for another's.
-pub(super) fn event(n: i64, topic: &str, key: &str) -> Event {
+pub(crate) fn event(n: i64, topic: &str, key: &str) -> Event {
     Event::new(fresh_id(), topic, "law.tested")
         .with_key(key.to_owned())
         .with_data("text/plain", format!("{n:<200}"))
@@ -44,7 +44,7 @@ fn fresh_id() -> Uuid {
 }
 
 /// Rows `from..to` of one destination, `keys` in turn.
-pub(super) fn rows(topic: &str, keys: i64, from: i64, to: i64) -> Vec<Arc<OutboxRow>> {
+pub(crate) fn rows(topic: &str, keys: i64, from: i64, to: i64) -> Vec<Arc<OutboxRow>> {
     (from..to)
         .map(|n| row(n, event(n, topic, &format!("k{}", n % keys))))
         .collect()
@@ -201,7 +201,7 @@ pub(super) fn nobody_is_blamed(answers: &[Answer]) {
 }
 
 /// Fails unless each of these rows arrived, nothing else did, and, repeats left out, each key's rows are in order.
-pub(super) fn all_there(arrived: &[Arrived], rows: &[Arc<OutboxRow>]) {
+pub(crate) fn all_there(arrived: &[Arrived], rows: &[Arc<OutboxRow>]) {
     let mut seen = HashSet::new();
     let once: Vec<&Arrived> = arrived.iter().filter(|it| seen.insert(it.event.id)).collect();
     let expected = by_key(rows.iter().map(|row| (&row.event, row.row)));

@@ -30,7 +30,7 @@
 mod away;
 mod bed;
 mod bytes;
-mod drive;
+pub(crate) mod drive;
 mod order;
 mod refusals;
 

@@ -12,6 +12,8 @@ use semel_core::limits::{self, LimitExceeded};
 use semel_core::store::{OutboxRow, Sink, SinkError, SinkErrorClass, SinkFuture, SinkOrder};
 use semel_testkit::laws::sink::{Arrived, Line, Receiver, SinkBed};
 
+use crate::wire::Wire;
+
 /// Bytes of data that the receiver takes.
 const LARGE: usize = 10_000;
 
@@ -62,45 +64,11 @@ struct Store {
     dead: bool,
 }
 
-/// What lies between, counted as on a wire.
-#[derive(Debug, Default)]
-struct Wire {
-    held: bool,
-    severed: bool,
-    cut_sends: Option<u64>,
-    cut_answers: Option<u64>,
-    cuts: u64,
-}
-
-impl Wire {
-    /// Whether these bytes get through.
-    fn pass(&mut self, bytes: u64, back: bool) -> bool {
-        let left = if back {
-            &mut self.cut_answers
-        } else {
-            &mut self.cut_sends
-        };
-        match left {
-            Some(rest) if *rest <= bytes => {
-                *left = None;
-                self.cuts += 1;
-                false
-            }
-            Some(rest) => {
-                *rest -= bytes;
-                true
-            }
-            None => !self.severed,
-        }
-    }
-}
-
 #[derive(Debug)]
 struct Shared {
     flaw: Flaw,
     store: Mutex<Store>,
-    wire: Mutex<Wire>,
-    changed: tokio::sync::Notify,
+    wire: Wire,
     busy: std::sync::atomic::AtomicBool,
 }
 
@@ -109,31 +77,16 @@ impl Shared {
         self.store.lock().unwrap()
     }
 
-    fn wire(&self) -> MutexGuard<'_, Wire> {
-        self.wire.lock().unwrap()
-    }
-
-    /// Waits while the line is held.
-    async fn unheld(&self) {
-        loop {
-            let changed = self.changed.notified();
-            if !self.wire().held {
-                return;
-            }
-            changed.await;
-        }
-    }
-
     /// One row, there and back.
     async fn exchange(&self, row: &OutboxRow) -> Result<(), SinkError> {
         let away = |text: &str| SinkError::new(SinkErrorClass::Away, text);
-        self.unheld().await;
+        self.wire.unheld().await;
         let size = row.event.data.as_ref().map_or(0, Bytes::len) as u64 + 50;
-        if !self.wire().pass(size, false) {
+        if !self.wire.pass(size, false) {
             return Err(away("the connection broke"));
         }
         let answer = self.take(row);
-        if !self.wire().pass(10, true) {
+        if !self.wire.pass(10, true) {
             return Err(away("no answer came"));
         }
         answer
@@ -276,48 +229,11 @@ impl Sink for MemorySink {
     }
 
     async fn probe(&self) -> Result<(), SinkError> {
-        let lost = self.shared.wire().severed || self.shared.store().dead;
+        let lost = self.shared.wire.severed() || self.shared.store().dead;
         if lost && self.shared.flaw != Flaw::ProbesNothing {
             return Err(SinkError::new(SinkErrorClass::Away, "nobody is there"));
         }
         Ok(())
-    }
-}
-
-/// The line as the laws break it.
-#[derive(Debug)]
-struct MemoryLine(Arc<Shared>);
-
-impl MemoryLine {
-    fn change(&self, change: impl FnOnce(&mut Wire)) {
-        change(&mut self.0.wire());
-        self.0.changed.notify_waiters();
-    }
-}
-
-impl Line for MemoryLine {
-    fn hold(&self) {
-        self.change(|wire| wire.held = true);
-    }
-
-    fn sever(&self) {
-        self.change(|wire| wire.severed = true);
-    }
-
-    fn restore(&self) {
-        self.change(|wire| (wire.held, wire.severed) = (false, false));
-    }
-
-    fn cut_sends(&self, bytes: u64) {
-        self.change(|wire| wire.cut_sends = Some(bytes));
-    }
-
-    fn cut_answers(&self, bytes: u64) {
-        self.change(|wire| wire.cut_answers = Some(bytes));
-    }
-
-    fn cuts(&self) -> u64 {
-        self.0.wire().cuts
     }
 }
 
@@ -326,7 +242,6 @@ impl Line for MemoryLine {
 pub(super) struct Memory {
     shared: Arc<Shared>,
     sink: MemorySink,
-    line: MemoryLine,
 }
 
 impl Memory {
@@ -334,8 +249,7 @@ impl Memory {
         let shared = Arc::new(Shared {
             flaw,
             store: Mutex::default(),
-            wire: Mutex::default(),
-            changed: tokio::sync::Notify::new(),
+            wire: Wire::default(),
             busy: false.into(),
         });
         Self {
@@ -343,7 +257,6 @@ impl Memory {
                 shared: Arc::clone(&shared),
                 order,
             },
-            line: MemoryLine(Arc::clone(&shared)),
             shared,
         }
     }
@@ -361,7 +274,7 @@ impl SinkBed for Memory {
     }
 
     fn line(&self) -> &dyn Line {
-        &self.line
+        &self.shared.wire
     }
 
     async fn topic(&self) -> String {
