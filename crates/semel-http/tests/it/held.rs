@@ -22,11 +22,11 @@ fn layer(store: impl KeyStore) -> IdempotencyLayer {
         .unwrap()
 }
 
-/// Clients repeat the key that is held; others come with keys of their own.
+/// Clients repeat the key that is held, as many as may wait for one; others come with keys of their own.
 async fn no_neighbour_waits_for_it(layer: &IdempotencyLayer) {
     let runs = Runs::default();
     let app = counting(layer, &runs);
-    let repeated: Vec<JoinHandle<Answer>> = (0..4).map(|_| send_soon(&app, post("held"))).collect();
+    let repeated: Vec<JoinHandle<Answer>> = (0..64).map(|_| send_soon(&app, post("held"))).collect();
     for round in 0..5 {
         let others: Vec<JoinHandle<Answer>> = (0..10)
             .map(|n| send_soon(&app, post(&format!("other-{round}-{n}"))))

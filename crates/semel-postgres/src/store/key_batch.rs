@@ -49,6 +49,8 @@ type Step<T, R> = fn(Option<Record>, &T, Timestamp) -> (Option<Record>, R);
 /// What became of one item in one statement.
 enum Fate<R> {
     Answered(Result<R, StoreError>),
+    /// Another transaction holds the row, for longer than this.
+    Blocked(Duration, StoreError),
     /// Somebody came in between.
     Again,
 }
@@ -85,10 +87,16 @@ impl Postgres {
             round.sort_unstable_by_key(|index| (transition.key)(&items[*index]));
             let sent: Vec<&T> = round.iter().map(|index| &items[*index]).collect();
             let (fates, mut known) = self.ask(&sent, transition).await;
+            let mut blocked = HashMap::new();
+            let busy = |wait, error| (transition.blocked)(wait).ok_or(error);
             for (index, fate) in round.iter().zip(fates) {
                 tries[*index] += 1;
                 replies[*index] = match fate {
                     Fate::Answered(reply) => Some(reply),
+                    Fate::Blocked(wait, error) => {
+                        blocked.insert((transition.key)(&items[*index]), (wait, error.clone()));
+                        Some(busy(wait, error))
+                    }
                     Fate::Again if tries[*index] < TRIES_MAX => None,
                     Fate::Again => {
                         let text = "others changed the key again and again; nothing was done";
@@ -107,6 +115,11 @@ impl Postgres {
             for (index, item) in items.iter().enumerate() {
                 let key = (transition.key)(item);
                 if replies[index].is_some() {
+                    continue;
+                }
+                // They would wait as long, one after the other, and everything else in the batch with them.
+                if let Some((wait, error)) = blocked.get(key) {
+                    replies[index] = Some(busy(*wait, error.clone()));
                     continue;
                 }
                 let Some((record, now)) = known.get(key) else {
@@ -211,7 +224,7 @@ impl Postgres {
             return self.look_instead(sent, transition, &error, known).await;
         }
         if sent.len() == 1 || !may_be_one_row(&error) {
-            let fate = |_| refused(error.clone(), transition, self.lock_wait);
+            let fate = |_| refused(error.clone(), self.lock_wait);
             return sent.iter().map(fate).collect();
         }
         let mut fates = Vec::new();
@@ -220,7 +233,7 @@ impl Postgres {
                 Ok(answers) => judge(&[*item], answers, transition, known)
                     .pop()
                     .unwrap_or(Fate::Again),
-                Err(error) => refused(error, transition, SINGLE_WAIT),
+                Err(error) => refused(error, SINGLE_WAIT),
             });
         }
         fates
@@ -238,7 +251,7 @@ impl Postgres {
         let fates = judge(sent, seen, transition, known);
         let told = |fate| match fate {
             Fate::Answered(Ok(reply)) => Fate::Answered(Ok(reply)),
-            Fate::Answered(Err(_)) | Fate::Again => Fate::Answered(Err(error.clone())),
+            Fate::Answered(Err(_)) | Fate::Blocked(..) | Fate::Again => Fate::Answered(Err(error.clone())),
         };
         fates.into_iter().map(told).collect()
     }
@@ -332,13 +345,12 @@ fn is_blocked(error: &StoreError) -> bool {
     source.and_then(code).as_deref() == Some("55P03")
 }
 
-fn refused<T, R>(error: StoreError, transition: &Transition<T, R>, wait: Duration) -> Fate<R> {
-    let blocked = if is_blocked(&error) {
-        (transition.blocked)(wait)
+fn refused<R>(error: StoreError, wait: Duration) -> Fate<R> {
+    if is_blocked(&error) {
+        Fate::Blocked(wait, error)
     } else {
-        None
-    };
-    Fate::Answered(blocked.ok_or(error))
+        Fate::Answered(Err(error))
+    }
 }
 
 fn judge<'t, T, R>(
