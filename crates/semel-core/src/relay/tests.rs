@@ -21,6 +21,7 @@ mod balance;
 mod memory;
 mod replays;
 mod sends;
+mod store;
 mod stuck;
 
 const ONE_PER_KEY: SinkOrder = SinkOrder::OnePerKey { in_flight_max: 4 };
