@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use http::Method;
-use http::header::HeaderName;
+use http::header::{HeaderName, HeaderValue};
 use semel_core::claim::WITHDRAWN_MS;
 use semel_core::issued::IssuedIds;
 use semel_core::limits::{self, LimitExceeded};
@@ -13,6 +13,7 @@ use crate::fingerprint::Profile;
 use crate::headers::IDEMPOTENCY_KEY;
 use crate::key::{BodyKey, KeyForm};
 use crate::policy::{Guarantee, StatusPolicy};
+use crate::problem::CHALLENGE;
 
 /// Headers in a fingerprint beside its own, at most.
 pub const FINGERPRINT_HEADERS_MAX: usize = 6;
@@ -23,7 +24,8 @@ pub enum Outage {
     /// 503 with `Retry-After`; nothing is run. The default.
     #[default]
     Closed,
-    /// It is run without protection: twice when it is sent twice. The answer says `Semel-Guarantee: none`, and it is
+    /// It is run without protection: twice when it is sent twice. Not while the store tells what it has of the key and only takes no
+    /// claim, such as a file or a row that somebody holds. The answer says `Semel-Guarantee: none`, and it is
     /// counted ([`Event::OpenPassed`](crate::Event::OpenPassed)). For routes where a refusal costs more than a second run.
     Open,
 }
@@ -156,6 +158,8 @@ pub struct Config {
     pub client_idle_ms: u64,
     /// What each status means. See [`StatusPolicy`].
     pub status: StatusPolicy,
+    /// How a caller that is not known may say who it is: `WWW-Authenticate` of the 401. Default `Bearer`.
+    pub challenge: HeaderValue,
     /// The strength told to callers. Default guarded.
     pub guarantee: Guarantee,
 }
@@ -200,6 +204,7 @@ impl Default for Config {
             behind_bytes_max: 64 << 20,
             client_idle_ms: 75_000,
             status: StatusPolicy::default(),
+            challenge: HeaderValue::from_static(CHALLENGE),
             guarantee: Guarantee::Guarded,
         }
     }

@@ -108,7 +108,7 @@ pub use info::ClaimInfo;
 pub use key::BodyKey;
 pub use layer::IdempotencyLayer;
 pub use observe::{Counts, Event, Observer};
-pub use policy::{Disposition, Guarantee, KeepFor, StatusPolicy};
+pub use policy::{Disposition, Guarantee, KeepFor, SentBefore, StatusPolicy};
 pub use problem::{Problem, ProblemKind};
 pub use route::Route;
 pub use scope::{ScopeError, ScopeResolver};

@@ -1,12 +1,15 @@
 //! What the layer itself answers: problem details (RFC 9457) with stable types and codes.
 
-use http::header::{CONTENT_TYPE, HeaderValue, LINK, RETRY_AFTER};
+use http::header::{CONTENT_TYPE, HeaderValue, LINK, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
 
 use crate::body::Body;
 use crate::grpc::GrpcStatus;
 use crate::headers::SEMEL_OUTCOME;
 use crate::policy::OutcomeWord;
+
+/// How a caller that is not known may say who it is, unless the settings say another way.
+pub(crate) const CHALLENGE: &str = "Bearer";
 
 /// The kinds of problems, each with a page `docs/errors/SEM04xx.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -299,6 +302,10 @@ impl Problem {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(SEMEL_OUTCOME, self.kind.outcome().header());
+        if self.kind.status() == StatusCode::UNAUTHORIZED {
+            // RFC 9110, 15.5.2. A layer says its own.
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(CHALLENGE));
+        }
         if let Some(seconds) = self.retry_after_s {
             headers.insert(RETRY_AFTER, seconds.into());
         }

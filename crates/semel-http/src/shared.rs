@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::Response;
-use http::header::HeaderValue;
+use http::header::{HeaderValue, WWW_AUTHENTICATE};
 use http::request::Parts;
 use semel_core::claim::Reconcile;
 use semel_core::quiet::Quiet;
@@ -144,6 +144,9 @@ impl Shared {
     /// A problem as a marked response.
     pub(crate) fn answer(&self, problem: &Problem) -> Response<Body> {
         let mut response = problem.response();
+        if let Some(challenge) = response.headers_mut().get_mut(WWW_AUTHENTICATE) {
+            challenge.clone_from(&self.config.challenge);
+        }
         self.stamp(&mut response, problem.kind().outcome(), None);
         response
     }

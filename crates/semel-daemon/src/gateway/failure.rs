@@ -119,6 +119,13 @@ pub(crate) fn broke_off() -> Problem {
     Problem::new(ProblemKind::UpstreamBroken, detail)
 }
 
+/// It was sent more than once, and the last answer says nothing of the first.
+pub(crate) fn still_open() -> Problem {
+    let detail = "the request was sent more than once, and the last answer says nothing of what became of the first; it may \
+                  have been done";
+    Problem::new(ProblemKind::UpstreamBroken, detail)
+}
+
 /// No answer within this limit.
 pub(crate) fn too_slow(limit: &str) -> Problem {
     let detail = format!(

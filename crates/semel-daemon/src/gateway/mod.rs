@@ -60,7 +60,7 @@ use std::time::Duration;
 
 use http::{HeaderName, Request, Response, Version};
 use semel_core::{Key, KeyStore, limits};
-use semel_http::{Event, Idempotency, IdempotencyLayer, Mode};
+use semel_http::{Event, Idempotency, IdempotencyLayer, Mode, StatusPolicy};
 use tokio_util::sync::CancellationToken;
 use tower::{Layer as _, Service as _};
 
@@ -74,6 +74,7 @@ pub(crate) use peer::Peer;
 pub(crate) use principal::scope_of;
 pub(crate) use stats::Stats;
 pub(crate) use timer::Timer;
+pub(crate) use tunnel::Place as TunnelPlace;
 
 use client::Client;
 use config::{HostRule, Principal};
@@ -163,6 +164,10 @@ fn layer(
         ))),
         None => builder,
     };
+    let builder = match route.sending.status_url.clone() {
+        Some(url) => builder.status_url(move |key| url.of(key)),
+        None => builder,
+    };
     match &route.principal {
         Principal::Anonymous if !by_host => builder.anonymous_scope(&format!("gateway/{gateway}")),
         Principal::Anonymous => {
@@ -208,11 +213,11 @@ impl Gateway {
     ) -> Self {
         let settings = Arc::new(config.proxy.clone());
         let client = Client::new(Arc::clone(&settings));
-        let proxy = |sending: &config::Sending| {
+        let proxy = |sending: &config::Sending, policy: &StatusPolicy| {
             Proxy::new(
                 client.clone(),
                 Arc::clone(&settings),
-                sending.clone(),
+                (sending.clone(), policy.clone()),
                 config.front.unkeyed_bytes_max,
                 Arc::clone(stats),
                 stop.clone(),
@@ -223,7 +228,7 @@ impl Gateway {
             .iter()
             .zip(layers)
             .map(|(route, layer)| {
-                let proxy = proxy(&route.sending);
+                let proxy = proxy(&route.sending, &route.layer.status);
                 Served {
                     keyed: layer.layer(proxy.clone()),
                     asker: Asker::new(&route.principal, &settings, stats),
@@ -234,7 +239,7 @@ impl Gateway {
         Self(Arc::new(Inner {
             routes: config.routes.clone().into(),
             served,
-            pass: proxy(&settings.sending),
+            pass: proxy(&settings.sending, &StatusPolicy::default()),
             front: config.front.clone(),
             named: named(&config.routes),
         }))

@@ -16,8 +16,8 @@ use semel_core::host::random_16;
 use semel_core::key::hex;
 use semel_core::{Clock as _, Key, SystemClock, crash_point};
 use semel_http::headers::{SEMEL_GUARANTEE, SEMEL_HOP, SEMEL_OUTCOME};
-use semel_http::policy::OutcomeWord;
-use semel_http::{Body, ClaimInfo, Disposition, KeepFor, Problem};
+use semel_http::policy::{Ending, OutcomeWord};
+use semel_http::{Body, ClaimInfo, Disposition, KeepFor, Problem, SentBefore, StatusPolicy};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
@@ -25,7 +25,7 @@ use super::Answering;
 use super::body::{Answer, Outgoing, Patience, Reply, Watch};
 use super::client::{Arriving, Client, Limits, SendError};
 use super::config::{ProxyConfig, Sending};
-use super::failure::{Refusal, broke_off, failed, not_supported, too_slow, unreachable};
+use super::failure::{Refusal, broke_off, failed, not_supported, still_open, too_slow, unreachable};
 use super::forward::{self, NOT_EXECUTED, PERSIST_FOR};
 use super::peer::Peer;
 use super::reconcile::{Reconciler, Verdict};
@@ -48,6 +48,8 @@ struct Inner {
     client: Client,
     config: Arc<ProxyConfig>,
     sending: Sending,
+    /// What the layer makes of statuses.
+    policy: StatusPolicy,
     unkeyed_bytes_max: Option<u64>,
     reconciler: Option<Reconciler>,
     stats: Arc<Stats>,
@@ -59,7 +61,7 @@ impl Proxy {
     pub(crate) fn new(
         client: Client,
         config: Arc<ProxyConfig>,
-        sending: Sending,
+        (sending, policy): (Sending, StatusPolicy),
         unkeyed_bytes_max: Option<u64>,
         stats: Arc<Stats>,
         stop: CancellationToken,
@@ -70,6 +72,7 @@ impl Proxy {
             client,
             config,
             sending,
+            policy,
             unkeyed_bytes_max,
             reconciler,
             stats,
@@ -103,8 +106,9 @@ impl Proxy {
             return (*refused).into();
         }
         let tunnel = upgrade.map(|protocol| {
+            let place = parts.extensions.remove::<tunnel::Place>();
             let client = hyper::upgrade::on(Request::from_parts(parts.clone(), ()));
-            Box::new((client, protocol))
+            Box::new((client, protocol, place))
         });
         parts.extensions.clear();
         let request = Request::from_parts(parts, body);
@@ -122,9 +126,8 @@ impl Proxy {
         if let Err(refused) = inner.prepare(&mut parts, peer.as_ref(), None) {
             return *refused;
         }
-        // Trailers of a request that was collected are gone.
+        // Trailers of a request that was collected are gone; `TE` is about the answer's.
         parts.headers.remove(header::TRAILER);
-        parts.headers.remove(header::TE);
         parts.extensions.clear();
         claim.set_headers(&mut parts.headers);
         let Ok(whole) = body.collect().await else {
@@ -137,7 +140,10 @@ impl Proxy {
         if let Some(hop) = &hop {
             parts.headers.insert(SEMEL_HOP, hop.clone());
         }
-        match inner.attempts(parts, whole.to_bytes(), end).await {
+        match inner
+            .attempts(parts, whole.to_bytes(), end, claim.attempt > 1)
+            .await
+        {
             Sent::Answer(mut answer) => {
                 only_its_own_word(answer.headers_mut(), hop.as_ref());
                 if let Some(asked) = asked {
@@ -152,7 +158,8 @@ impl Proxy {
                 {
                     return settled;
                 }
-                failed(&problem, Disposition::Unknown)
+                let url = inner.sending.status_url.as_ref().map(|url| url.of(&claim.key));
+                failed(&problem.status_url(url), Disposition::Unknown)
             }
         }
     }
@@ -170,7 +177,7 @@ impl Inner {
     async fn stream(
         self: Arc<Self>,
         mut request: Request<Outgoing>,
-        tunnel: Option<Box<(OnUpgrade, HeaderValue)>>,
+        tunnel: Option<Box<(OnUpgrade, HeaderValue, Option<tunnel::Place>)>>,
     ) -> Response<Reply> {
         if tunnel.is_none()
             && self.client.is_direct()
@@ -197,8 +204,8 @@ impl Inner {
                 forward::answer(&mut parts.headers);
                 if parts.status == StatusCode::SWITCHING_PROTOCOLS {
                     return match (tunnel.map(|tunnel| *tunnel), body.into_incoming()) {
-                        (Some((client, protocol)), Some(body)) => {
-                            self.join(client, Response::from_parts(parts, body), protocol)
+                        (Some((client, protocol, place)), Some(body)) => {
+                            self.join((client, place), Response::from_parts(parts, body), protocol)
                         }
                         _ => failed(&broke_off(), Disposition::Unknown),
                     };
@@ -266,8 +273,9 @@ impl Inner {
         Ok(())
     }
 
-    /// Sends it once; to an upstream that deduplicates, with the same key again, while there is time.
-    async fn attempts(&self, parts: Parts, bytes: Bytes, end: Duration) -> Sent {
+    /// Sends it once; to an upstream that deduplicates, with the same key again, while there is time. `lost` is of a run whose
+    /// earlier owner was lost, and may have sent it.
+    async fn attempts(&self, parts: Parts, bytes: Bytes, end: Duration, lost: bool) -> Sent {
         let mut sends = 0;
         // Kept where it may be needed again.
         let again = self.sending.deduplicates.then(|| parts.clone());
@@ -292,16 +300,23 @@ impl Inner {
                 watch: None,
             };
             let problem = match self.client.send(request, &limits).await {
-                Ok(answer) => {
+                Ok(mut answer) => {
                     self.stats
                         .answered_after(SystemClock.monotonic().saturating_sub(began));
                     crash_point("gateway.answered");
-                    if !(self.again(sends, end) && matches!(answer.status().as_u16(), 502 | 504)) {
+                    let sent_before = sends > 1 || lost;
+                    if sent_before && self.leaves_open(answer.status(), answer.headers()) {
+                        still_open()
+                    } else if self.again(sends, end) && matches!(answer.status().as_u16(), 502 | 504) {
+                        broke_off()
+                    } else {
+                        if sent_before {
+                            answer.extensions_mut().insert(SentBefore);
+                        }
                         return Sent::Answer(answer);
                     }
-                    broke_off()
                 }
-                Err(SendError::NotSent(why)) if sends == 1 => {
+                Err(SendError::NotSent(why)) if sends == 1 && !lost => {
                     return Sent::Nothing(Box::new(self.not_sent(&why)));
                 }
                 // An earlier one may have been done.
@@ -319,6 +334,18 @@ impl Inner {
             }
             tokio::time::sleep(PAUSE * sends).await;
         }
+    }
+
+    /// Whether an answer to a request that was sent before leaves open what became of the first one: "not now" is of the last
+    /// sending alone, and a conflict may be the upstream's "in progress". A word on the key says more.
+    fn leaves_open(&self, status: StatusCode, headers: &HeaderMap) -> bool {
+        let word =
+            OutcomeWord::read(headers.get(SEMEL_OUTCOME)).filter(|word| *word != OutcomeWord::Succeeded);
+        if word.is_some() || forward::says_yes(headers, &NOT_EXECUTED) {
+            return false;
+        }
+        let conflict = status == StatusCode::CONFLICT && !headers.contains_key(SEMEL_OUTCOME);
+        conflict || self.policy.judge(status, headers, None) == Ending::Release
     }
 
     /// Whether the same request may be sent once more.
@@ -383,7 +410,7 @@ impl Inner {
 
     fn join(
         &self,
-        client: OnUpgrade,
+        client: (OnUpgrade, Option<tunnel::Place>),
         answer: Response<hyper::body::Incoming>,
         protocol: HeaderValue,
     ) -> Response<Reply> {
@@ -440,7 +467,6 @@ fn limit_text(name: &str, limit: Duration) -> String {
 fn keyed_answer(answer: Response<Arriving>, end: Duration) -> Response<Reply> {
     let (mut parts, body) = answer.into_parts();
     forward::strip_hop_by_hop(&mut parts.headers, &[]);
-    parts.headers.remove(header::TRAILER);
     said(&mut parts.headers, &mut parts.extensions);
     let body = Answer::new(body, Patience::Until(end));
     Response::from_parts(parts, Reply::Upstream(Box::new(body)))

@@ -1,5 +1,6 @@
 //! WebSockets and other protocols that a connection changes to: bytes both ways, until one side ends.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,13 +14,24 @@ use tokio_util::sync::CancellationToken;
 use super::body::Watch;
 use super::stats::Stats;
 
+/// The place that the client's connection has among those that are open at a time. Lies in the extensions of a request that
+/// asks for another protocol: its tunnel is the same connection.
+#[derive(Clone)]
+pub(crate) struct Place(#[expect(dead_code, reason = "held until dropped")] Arc<dyn Any + Send + Sync>);
+
+impl Place {
+    pub(crate) fn new(place: Arc<dyn Any + Send + Sync>) -> Self {
+        Self(place)
+    }
+}
+
 /// Bytes that are read at once.
 const BUFFER: usize = 16 << 10;
 
 /// Joins both ends as soon as the answer has been sent. Ends when both directions have, when nothing has moved for
 /// `idle`, or when the daemon stops.
 pub(super) fn join(
-    client: OnUpgrade,
+    (client, place): (OnUpgrade, Option<Place>),
     mut answer: Response<Incoming>,
     idle: Duration,
     stop: CancellationToken,
@@ -34,7 +46,7 @@ pub(super) fn join(
                 return;
             }
         };
-        let _open = stats.tunnel();
+        let _open = (stats.tunnel(), place);
         let watch = Watch::default();
         watch.moved();
         let (from_client, to_client) = tokio::io::split(TokioIo::new(client));

@@ -37,6 +37,12 @@ impl Disposition {
     }
 }
 
+/// The same request may have been carried out before, by an earlier sending of it to a remote service: an answer that would
+/// give the key back says nothing of that one, so that it makes the key unknown. A response extension; the handler's own
+/// word goes before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SentBefore;
+
 /// How long this one answer is kept, as a response extension; cut to the store's limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeepFor(pub Duration);

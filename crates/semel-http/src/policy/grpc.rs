@@ -15,6 +15,15 @@ pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
         .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
+/// Whether an answer is one of gRPC itself, whose status stands in its headers or trailers. That of gRPC-Web stands in its
+/// body, and is not read.
+pub(crate) fn is_native(headers: &HeaderMap) -> bool {
+    let rest = headers
+        .get(CONTENT_TYPE)
+        .and_then(|kind| kind.as_bytes().strip_prefix(b"application/grpc"));
+    rest.is_some_and(|rest| !rest.starts_with(b"-"))
+}
+
 /// What a gRPC status in the headers or trailers means; `None` when there is none here.
 pub(crate) fn judge(fields: &HeaderMap, distrust_unavailable: bool) -> Option<Ending> {
     let status = fields.get(STATUS)?.to_str().ok()?.parse::<u8>().ok();
@@ -36,6 +45,7 @@ pub(crate) fn judge(fields: &HeaderMap, distrust_unavailable: bool) -> Option<En
 pub(crate) fn settle(ending: Ending, fields: &HeaderMap, distrust_unavailable: bool) -> Ending {
     match (ending, judge(fields, distrust_unavailable)) {
         (Ending::Store, Some(judged)) => judged,
+        (Ending::Forget, Some(judged)) if judged != Ending::Store => judged,
         // Certain, but of the moment: a retry may run, as after a refusal with 429 or 5xx.
         (Ending::Refuse, Some(Ending::Release | Ending::Unknown)) => Ending::Release,
         _ => ending,

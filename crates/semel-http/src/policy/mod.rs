@@ -13,7 +13,7 @@ mod disposition;
 pub(crate) mod grpc;
 mod words;
 
-pub use disposition::{Disposition, KeepFor};
+pub use disposition::{Disposition, KeepFor, SentBefore};
 pub use words::{Guarantee, OutcomeWord};
 
 use http::header::RETRY_AFTER;

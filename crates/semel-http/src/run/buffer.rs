@@ -50,7 +50,9 @@ pub(super) async fn buffer(headers: &HeaderMap, body: &mut Body, max: usize) -> 
 
 /// Event streams are not held back until they end: most never do.
 fn is_endless(headers: &HeaderMap) -> bool {
-    headers
-        .get(CONTENT_TYPE)
-        .is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"))
+    const KIND: &[u8] = b"text/event-stream";
+    let kind = headers.get(CONTENT_TYPE).map(|value| value.as_bytes());
+    let kind = kind.and_then(|kind| kind.get(..KIND.len()));
+    // Types have no case (RFC 9110, 8.3.1).
+    kind.is_some_and(|kind| kind.eq_ignore_ascii_case(KIND))
 }

@@ -5,9 +5,12 @@ use std::time::Duration;
 
 use semel_core::error::{SCOPE_FULL, chain};
 use semel_core::store::Replies;
-use semel_core::{Claim, ClaimReply, Clock as _, ErrorKind, Release, Retry, StoreError, SystemClock};
+use semel_core::{
+    Claim, ClaimReply, Clock as _, ErrorKind, Key, KeyStoreExt as _, Release, Retry, StoreError, SystemClock,
+};
 
 use super::release;
+use crate::config::Outage;
 use crate::shared::Shared;
 use crate::within::within;
 
@@ -15,6 +18,9 @@ use crate::within::within;
 const CLAIMS_MAX: u32 = 3;
 /// Pause before it is sent again.
 const CLAIM_PAUSE: Duration = Duration::from_millis(20);
+
+/// How long a store that gave no answer to a claim is asked whether it is there, before an open route runs without it.
+const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// Why there is no reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,6 +97,12 @@ pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Result<ClaimRe
             }
             // One that said so before is there: what it said stands.
             may_have_arrived = true;
+            if why == NoReply::Away
+                && shared.config.outage == Outage::Open
+                && answers(shared, &claim.key).await
+            {
+                why = NoReply::TurnedAway(ErrorKind::NotApplied.code());
+            }
         }
     }
     if may_have_arrived {
@@ -102,6 +114,17 @@ pub(super) async fn claim(shared: &Arc<Shared>, claim: &Claim) -> Result<ClaimRe
         release::in_background(shared, withdrawal);
     }
     Err(why)
+}
+
+/// Whether the store tells what it has of the key, although it does not take the claim: a file or a row that somebody holds is
+/// not away, and whoever holds it may be running the key.
+async fn answers(shared: &Shared, key: &Key) -> bool {
+    let time = shared.store_timeout().min(LOOK_MAX);
+    match Box::pin(tokio::time::timeout(time, shared.store.read(key))).await {
+        Ok(Ok(_)) => true,
+        Ok(Err(error)) => !error.is_outage(),
+        Err(_) => false,
+    }
 }
 
 fn one(mut replies: Replies<ClaimReply>) -> Result<ClaimReply, StoreError> {

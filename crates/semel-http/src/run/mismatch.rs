@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use http::Response;
 use http::request::Parts;
+use semel_core::error::chain;
 use semel_core::{Fingerprint, Key, KeyStoreExt};
 
 use super::asked;
@@ -17,6 +18,10 @@ pub(super) enum Judged {
     Same(Fingerprint),
     /// It is another one; these parts differ.
     Differs(String),
+    /// There is no record any more: claim again.
+    Gone,
+    /// The store does not say.
+    Away,
 }
 
 /// Compares the request with the record, in the recipe of the record.
@@ -30,10 +35,15 @@ pub(super) async fn judge(
     let read = tokio::time::timeout(shared.store_timeout(), shared.store.read(key)).await;
     let stored = match read {
         Ok(Ok(Some(record))) => record.fingerprint,
-        Ok(Ok(None) | Err(_)) | Err(_) => None,
+        Ok(Ok(None)) => None,
+        Ok(Err(error)) => {
+            tracing::warn!(%key, error = chain(&error), "cannot look at the record of a key");
+            return Judged::Away;
+        }
+        Err(_) => return Judged::Away,
     };
     let Some(stored) = stored else {
-        return Judged::Differs("a part of it".to_owned());
+        return Judged::Gone;
     };
     let target = shared.target.as_ref().map(|target| target(head));
     let asked = asked(shared, head, body, target.as_deref());

@@ -179,6 +179,9 @@ where
                         job.fingerprint = fingerprint;
                         recomputed = true;
                     }
+                    mismatch::Judged::Gone if !recomputed => recomputed = true,
+                    // The store has told that the key is known: not even an open route runs it.
+                    mismatch::Judged::Away | mismatch::Judged::Gone => break shared.no_store(&job.key),
                     mismatch::Judged::Same(_) => break mismatch::answer(&shared, &job.key, "a part of it"),
                     mismatch::Judged::Differs(what) => break mismatch::answer(&shared, &job.key, &what),
                 }

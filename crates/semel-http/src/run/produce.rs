@@ -15,7 +15,8 @@ use http_body_util::BodyExt;
 use super::buffer::{Buffered, buffer};
 use super::catch::catch;
 use crate::body::{Body, BoxError};
-use crate::policy::{Disposition, Ending, grpc};
+use crate::headers::SEMEL_OUTCOME;
+use crate::policy::{Disposition, Ending, OutcomeWord, SentBefore, grpc};
 use crate::shared::Shared;
 
 /// What came of a handler.
@@ -117,10 +118,21 @@ pub(super) fn judge_behind(
     trailers: Option<&HeaderMap>,
     ending: Ending,
 ) -> Ending {
-    let said = parts.extensions.get::<Disposition>();
+    if parts.extensions.get::<Disposition>().is_some() || !grpc::is_grpc(&parts.headers) {
+        return ending;
+    }
+    let says = |fields: &HeaderMap| fields.contains_key(grpc::STATUS);
     match trailers {
-        Some(fields) if said.is_none() && grpc::is_grpc(&parts.headers) => {
-            grpc::settle(ending, fields, shared.config.status.distrust_unavailable)
+        Some(fields) if says(fields) => {
+            let ending = grpc::settle(ending, fields, shared.config.status.distrust_unavailable);
+            after_an_earlier(ending, &parts.headers, &parts.extensions)
+        }
+        // A server that was cut off behind the message: it says "done" only by its status.
+        _ if grpc::is_native(&parts.headers)
+            && !says(&parts.headers)
+            && matches!(ending, Ending::Store | Ending::Forget) =>
+        {
+            Ending::Unknown
         }
         _ => ending,
     }
@@ -132,10 +144,27 @@ pub(super) fn judge<B>(shared: &Shared, response: &Response<B>) -> Ending {
     let policy = &shared.config.status;
     let ending = policy.judge(response.status(), response.headers(), said);
     // A gRPC answer without a body has its status in the headers.
-    if said.is_none() && grpc::is_grpc(response.headers()) {
-        return grpc::settle(ending, response.headers(), policy.distrust_unavailable);
+    let ending = if said.is_none() && grpc::is_grpc(response.headers()) {
+        grpc::settle(ending, response.headers(), policy.distrust_unavailable)
+    } else {
+        ending
+    };
+    after_an_earlier(ending, response.headers(), response.extensions())
+}
+
+/// What is left of an ending where the same request was sent before: "nothing happened" is of the last sending alone, unless
+/// a word on the key says it.
+fn after_an_earlier(ending: Ending, headers: &HeaderMap, extensions: &http::Extensions) -> Ending {
+    let of_the_last = ending == Ending::Release
+        && extensions.get::<SentBefore>().is_some()
+        && extensions.get::<Disposition>().is_none();
+    let word =
+        || OutcomeWord::read(headers.get(SEMEL_OUTCOME)).filter(|word| *word != OutcomeWord::Succeeded);
+    if of_the_last && word().is_none() {
+        Ending::Unknown
+    } else {
+        ending
     }
-    ending
 }
 
 /// The next frame of a handler's body, `None` at its end. The body is the handler's code, too: it may panic.

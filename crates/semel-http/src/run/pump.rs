@@ -53,7 +53,7 @@ impl Pump {
     /// Passes `body` on to its end, which with its trailers it leaves to [`Pump::end`].
     ///
     /// A client that has gone, or takes nothing for `client_idle_ms`, does not stop the handler's stream: it may be the
-    /// work. Only one that has run for longer than `run_ms_max` is not kept up for nobody.
+    /// work. Only one that has run for longer than `run_ms_max` is not kept up for nobody, and a silent one neither.
     pub(super) async fn pass_on(
         &mut self,
         body: &mut Body,
@@ -61,7 +61,28 @@ impl Pump {
         run_ms_max: u64,
     ) -> Result<Option<Box<HeaderMap>>, Broken> {
         let mut trailers: Option<Box<HeaderMap>> = None;
-        while let Some(frame) = next_frame(body).await? {
+        loop {
+            let next = match &self.to {
+                Some(to) => tokio::select! {
+                    biased;
+                    next = next_frame(body) => next?,
+                    () = to.closed() => {
+                        self.to = None;
+                        continue;
+                    }
+                },
+                None => {
+                    let ran = SystemClock.monotonic().saturating_sub(began);
+                    let left = Duration::from_millis(run_ms_max).saturating_sub(ran);
+                    match within(left, next_frame(body)).await {
+                        Ok(next) => next?,
+                        Err(_) => return Err(Broken::NobodyReads),
+                    }
+                }
+            };
+            let Some(frame) = next else {
+                return Ok(trailers);
+            };
             let frame = match frame.into_trailers() {
                 Ok(more) => {
                     trailers.get_or_insert_default().extend(more);
@@ -75,7 +96,6 @@ impl Pump {
                 return Err(Broken::NobodyReads);
             }
         }
-        Ok(trailers)
     }
 
     /// Whether somebody reads. What a client leaves unread for too long breaks off behind what was sent.

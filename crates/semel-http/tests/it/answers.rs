@@ -162,6 +162,7 @@ async fn two_users_with_the_same_key_get_two_runs_and_two_answers(world: World) 
     assert_eq!(send(&app, by("alice")).await.body, "run 1");
     let nobody = send(&app, post("a")).await;
     assert_eq!((nobody.status, nobody.code().as_str()), (401, "SEM0409"));
+    assert_eq!(nobody.header("www-authenticate"), Some("Bearer"));
 }
 
 /// Truxify#3539, remitlend#1680 under the profile `raw`.

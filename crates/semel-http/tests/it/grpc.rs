@@ -16,6 +16,8 @@ on_each_store![
     a_unary_call_is_judged_by_its_grpc_status_and_replayed_with_its_trailers,
     a_grpc_answer_too_large_to_keep_is_judged_by_its_trailers,
     the_trailers_of_a_stream_wait_for_its_outcome,
+    a_grpc_answer_without_a_status_is_unknown_and_that_of_grpc_web_is_not,
+    a_grpc_status_counts_beside_no_store,
 ];
 
 on_servers_too![a_unary_call_is_judged_by_its_grpc_status_and_replayed_with_its_trailers];
@@ -128,6 +130,49 @@ async fn a_grpc_answer_too_large_to_keep_is_judged_by_its_trailers(world: World)
             "{status}"
         );
     }
+}
+
+/// Its server was cut off behind the message. gRPC-Web has its status in the body, where it is not looked for.
+async fn a_grpc_answer_without_a_status_is_unknown_and_that_of_grpc_web_is_not(world: World) {
+    for (kind, too_large, outcome) in [
+        ("application/grpc", false, "unknown"),
+        ("application/grpc+proto", false, "unknown"),
+        ("application/grpc", true, "unknown"),
+        ("application/grpc-web+proto", false, "succeeded"),
+    ] {
+        let layer = world.layer_with(|config| {
+            if too_large {
+                config.response_bytes_max = 1;
+            }
+        });
+        let service = layer.layer(service_fn(move |_: Request<Body>| async move {
+            let frames: Frames = vec![Ok(Frame::data(Bytes::from_static(b"\x00\x00\x00\x00\x00")))];
+            let mut response = Response::new(StreamBody::new(iter(frames)));
+            response
+                .headers_mut()
+                .insert("content-type", HeaderValue::from_static(kind));
+            Ok::<_, Infallible>(response)
+        }));
+        let key = format!("bare-{kind}-{too_large}");
+        let first = service.clone().oneshot(post(&key)).await.unwrap();
+        drop(first.into_body().collect().await.unwrap());
+        layer.drain().await;
+        let again = service.oneshot(post(&key)).await.unwrap();
+        assert_eq!(again.headers()["semel-outcome"], outcome, "{kind}, {too_large}");
+    }
+}
+
+/// "Do not keep the answer" is no word on what came of the call.
+async fn a_grpc_status_counts_beside_no_store(world: World) {
+    let service = world.layer().layer(service_fn(|_: Request<Body>| async {
+        let mut response = unary("14", true);
+        response
+            .headers_mut()
+            .insert("semel-no-store", HeaderValue::from_static("1"));
+        Ok::<_, Infallible>(response)
+    }));
+    let first = service.oneshot(post("a")).await.unwrap();
+    assert_eq!(first.headers()["semel-outcome"], "unknown");
 }
 
 /// They end the call for a client of gRPC.

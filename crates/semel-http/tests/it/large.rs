@@ -25,6 +25,9 @@ on_each_store![
     a_refusal_too_large_to_keep_is_still_a_refusal,
     a_client_that_leaves_a_stream_does_not_stop_it,
     a_client_that_reads_nothing_more_of_a_stream_does_not_hold_its_place,
+    a_silent_stream_whose_client_has_left_does_not_hold_its_place,
+    a_silent_stream_with_a_client_goes_on_for_longer_than_a_run,
+    an_event_stream_is_known_however_it_is_written,
 ];
 
 /// A body in parts, of unknown length.
@@ -239,6 +242,48 @@ async fn a_client_that_leaves_a_stream_does_not_stop_it(world: World) {
     let response = app.clone().oneshot(post("a")).await.unwrap();
     drop(response);
     layer.drain().await;
+    not_kept(&app, &runs).await;
+}
+
+/// Of an event stream that nobody reads any more nothing need ever come.
+async fn a_silent_stream_whose_client_has_left_does_not_hold_its_place(world: World) {
+    let runs = Runs::default();
+    let layer = world.layer_with(|config| config.run_ms_max = 300);
+    let app = app(&layer, &runs, |_| async {
+        let silent = futures_util::stream::pending::<Result<Frame<Bytes>, &'static str>>();
+        events(Response::new(Body::new(http_body_util::StreamBody::new(silent))))
+    });
+    let response = app.clone().oneshot(post("a")).await.unwrap();
+    drop(response);
+    let left = tokio::time::timeout(std::time::Duration::from_secs(10), layer.drain()).await;
+    assert!(left.is_ok(), "it holds its place");
+    assert_eq!(send(&app, post("a")).await.outcome(), "unknown");
+}
+
+async fn a_silent_stream_with_a_client_goes_on_for_longer_than_a_run(world: World) {
+    let runs = Runs::default();
+    let layer = world.layer_with(|config| config.run_ms_max = 1);
+    let app = app(&layer, &runs, |_| async {
+        let late = futures_util::stream::once(async {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            Ok::<_, &'static str>(Frame::data(Bytes::from_static(b"data: 1\n\n")))
+        });
+        events(Response::new(Body::new(http_body_util::StreamBody::new(late))))
+    });
+    assert_eq!(send(&app, post("a")).await.body, "data: 1\n\n");
+}
+
+/// Names of types have no case.
+async fn an_event_stream_is_known_however_it_is_written(world: World) {
+    let runs = Runs::default();
+    let layer = world.layer();
+    let app = app(&layer, &runs, |_| async {
+        let mut response = parts([Ok("data: 1\n\n")]);
+        let kind = HeaderValue::from_static("Text/Event-Stream");
+        response.headers_mut().insert("content-type", kind);
+        response
+    });
+    assert_eq!(send(&app, post("a")).await.body, "data: 1\n\n");
     not_kept(&app, &runs).await;
 }
 

@@ -14,6 +14,7 @@ use super::support::*;
 on_each_store![
     closed_refuses_and_open_runs_without_protection_and_says_so,
     an_open_route_still_refuses_what_it_can_judge,
+    a_silent_store_that_tells_nothing_either_is_away,
     open_does_not_pass_a_store_that_is_there_and_takes_no_claim,
     a_store_that_takes_no_claim_is_named_by_its_own_code,
     a_full_store_refuses_and_throws_nothing_away,
@@ -114,6 +115,57 @@ async fn a_store_that_takes_no_claim_is_named_by_its_own_code(world: World) {
         assert!(text.contains(code) && !text.contains("store_ms_max"), "{text}");
     }
     assert_eq!(runs.count(), 0);
+}
+
+/// Whoever holds the file is not the store being away, and may be running the key.
+#[tokio::test]
+async fn open_does_not_pass_a_sqlite_file_that_another_process_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = async || {
+        let config = semel_sqlite::Config::new(dir.path().join("keys.db"));
+        semel_sqlite::Sqlite::open(config).await.unwrap()
+    };
+    let (db, other) = (open().await, open().await);
+    db.migrate().await.unwrap();
+    let store: Arc<dyn semel_core::KeyStore> = Arc::new(semel_keys::Batched::new(db));
+    let layer = IdempotencyLayer::builder(store)
+        .config(semel_http::Config {
+            outage: Outage::Open,
+            // Shorter than the store waits for the file.
+            store_ms_max: 300,
+            ..semel_http::Config::default()
+        })
+        .anonymous_scope("tests")
+        .build()
+        .unwrap();
+    let runs = Runs::default();
+    let app = counting(&layer, &runs);
+    let held = other.begin().await.unwrap();
+    let answer = send(&app, post("a")).await;
+    assert_eq!(
+        (answer.status, answer.code().as_str(), runs.count()),
+        (503, "SEM0411", 0)
+    );
+    assert!(answer.detail().contains("SEM0104"), "{}", answer.detail());
+    held.rollback().await.unwrap();
+    layer.drain().await;
+    assert_eq!(send(&app, post("a")).await.body, "run 1");
+}
+
+async fn a_silent_store_that_tells_nothing_either_is_away(world: World) {
+    let (world, store) = world.faulty();
+    let runs = Runs::default();
+    let layer = world.layer_with(|config| {
+        config.outage = Outage::Open;
+        config.store_ms_max = 100;
+    });
+    let app = counting(&layer, &runs);
+    for (read, ran) in [(Fault::Silent, 1), (Fault::Down, 2)] {
+        store.fail("claim", Fault::Silent, 1);
+        store.fail("read", read, 1);
+        let answer = send(&app, post(&format!("{read:?}"))).await;
+        assert_eq!((answer.status, runs.count()), (201, ran), "{read:?}");
+    }
 }
 
 async fn an_open_route_still_refuses_what_it_can_judge(world: World) {

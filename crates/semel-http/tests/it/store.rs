@@ -13,6 +13,8 @@ on_each_store![
     down_for_good_after_the_effect_ends_unknown,
     an_outcome_too_large_for_the_store_is_remembered_as_done,
     a_key_that_cannot_be_given_back_is_given_back_later,
+    a_mismatch_that_cannot_be_looked_at_is_no_final_word,
+    a_mismatch_whose_record_has_gone_meanwhile_is_claimed_again,
 ];
 
 /// paySphere#1919.
@@ -133,4 +135,53 @@ async fn a_key_that_cannot_be_given_back_is_given_back_later(world: World) {
     assert_eq!(send(&app, post("a")).await.status, 429);
     layer.drain().await;
     assert_eq!(send(&app, post("a")).await.status, 201);
+}
+
+/// It may be the same request under another recipe. Not even an open route runs a key that is known.
+async fn a_mismatch_that_cannot_be_looked_at_is_no_final_word(world: World) {
+    let (world, store) = world.faulty();
+    let runs = Runs::default();
+    let layer = world.layer_with(|config| {
+        config.outage = semel_http::Outage::Open;
+        config.store_ms_max = 300;
+    });
+    let app = counting(&layer, &runs);
+    assert_eq!(send(&app, post("a")).await.status, 201);
+    let other = || request("POST", "/orders", "a", "{\"other\":1}");
+    for fault in [Fault::Down, Fault::Silent] {
+        store.fail("read", fault, 1);
+        let answer = send(&app, other()).await;
+        assert_eq!(
+            (answer.status, answer.code().as_str(), answer.outcome()),
+            (503, "SEM0411", "refused"),
+            "{fault:?}"
+        );
+    }
+    assert_eq!(send(&app, other()).await.code(), "SEM0404");
+    assert_eq!(runs.count(), 1);
+}
+
+/// The first one was refused between the claim and the look.
+async fn a_mismatch_whose_record_has_gone_meanwhile_is_claimed_again(world: World) {
+    let (world, store) = world.faulty();
+    let (runs, gate) = (Runs::default(), Gate::default());
+    let layer = world.layer();
+    let held = gate.clone();
+    let refuses = app(&layer, &runs, move |_| {
+        let gate = held.clone();
+        async move {
+            gate.pass().await;
+            answer(429, "later")
+        }
+    });
+    let first = send_soon(&refuses, post("a"));
+    gate.arrived().await;
+    let reading = store.hold("read");
+    let other = request("POST", "/orders", "a", "{\"other\":1}");
+    let second = send_soon(&counting(&layer, &runs), other);
+    store.called("read", 1).await;
+    gate.open();
+    assert_eq!(first.await.unwrap().status, 429);
+    drop(reading);
+    assert_eq!(second.await.unwrap().status, 201);
 }

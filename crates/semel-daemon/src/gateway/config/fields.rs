@@ -239,6 +239,18 @@ pub(crate) const GATEWAY: Section = Section {
             "what becomes of a key whose end nobody knows (a time-out, a broken connection, an ambiguous 5xx, a crash of the gateway): held as unknown, or sent again by the next retry; `\"rerun\"` only for an upstream that deduplicates",
         ),
         field(
+            "challenge",
+            "text",
+            "`\"Bearer\"`",
+            "how a caller without a principal may say who it is: `WWW-Authenticate` of the 401",
+        ),
+        field(
+            "status_url",
+            "http URL with `{key}`",
+            "none",
+            "where a client can look up a key whose end is not known; sent as a link with that answer",
+        ),
+        field(
             "release_on",
             "list of numbers",
             "none",
@@ -423,6 +435,8 @@ pub(crate) const ROUTE: Section = Section {
         field("behind_max", "number", SAME, "as there"),
         field("behind_bytes_max", "bytes", SAME, "as there"),
         field("owner_lost", "`\"hold\"` or `\"rerun\"`", SAME, "as there"),
+        field("challenge", "text", SAME, "as there"),
+        field("status_url", "http URL with `{key}`", SAME, "as there"),
         field("release_on", "list of numbers", SAME, "as there"),
         field("trust_unavailable", "true or false", SAME, "as there"),
         field("upstream_deduplicates", "true or false", SAME, "as there"),

@@ -2,6 +2,7 @@
 
 mod fields;
 mod policy;
+mod status_url;
 mod tls;
 
 use std::net::SocketAddr;
@@ -18,6 +19,7 @@ use super::path::Pattern;
 use crate::config::read::{At, Table};
 
 pub(crate) use fields::{GATEWAY, ROUTE, TLS, UPSTREAM_TLS};
+pub(crate) use status_url::StatusUrl;
 
 /// Whose answers a retry may get.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,6 +92,8 @@ pub(crate) struct Sending {
     pub(crate) deduplicates: bool,
     /// Who knows what became of a key, and how long asking may take.
     pub(crate) reconcile: Option<(Uri, Duration)>,
+    /// Where a client can look up a key whose end is not known.
+    pub(crate) status_url: Option<StatusUrl>,
 }
 
 /// The `Host` that the upstream sees.

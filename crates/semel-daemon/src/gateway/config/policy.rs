@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::HeaderName;
+use http::header::{HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 use semel_core::issued::IssuedIds;
 use semel_core::{OwnerLost, limits};
@@ -12,8 +12,8 @@ use semel_http::{BodyKey, IssuedKeys, Mode, Outage, Pointer, Profile};
 use semel_keys::Issuer;
 
 use super::super::path::{PATTERN_FIX, Pattern};
-use super::{KeyRule, Principal, ROUTE, RouteConfig, Sending, bare_url, ms};
-use crate::config::read::Table;
+use super::{KeyRule, Principal, ROUTE, RouteConfig, Sending, StatusUrl, bare_url, ms};
+use crate::config::read::{At, Table};
 
 /// The policy of what meets no route.
 pub(super) fn gateway(table: &Table<'_>) -> Option<RouteConfig> {
@@ -37,6 +37,7 @@ pub(super) fn gateway(table: &Table<'_>) -> Option<RouteConfig> {
             answer_idle: Duration::from_secs(600),
             deduplicates: false,
             reconcile: None,
+            status_url: None,
         },
         issuer: None,
     };
@@ -261,6 +262,8 @@ const OF_KEYS: &[&str] = &[
     "behind_max",
     "behind_bytes_max",
     "owner_lost",
+    "challenge",
+    "status_url",
     "release_on",
     "trust_unavailable",
     "upstream_deduplicates",
@@ -363,6 +366,7 @@ fn layer(table: &Table<'_>, base: &semel_http::Config) -> semel_http::Config {
             release_on: release_on(table).unwrap_or_else(|| base.status.release_on.clone()),
             ..base.status.clone()
         },
+        challenge: challenge(table).unwrap_or_else(|| base.challenge.clone()),
         ..base.clone()
     }
 }
@@ -474,6 +478,29 @@ fn release_on(table: &Table<'_>) -> Option<Vec<StatusCode>> {
     )
 }
 
+fn challenge(table: &Table<'_>) -> Option<HeaderValue> {
+    let At { value, span } = table.text("challenge")?;
+    match HeaderValue::from_str(&value) {
+        Ok(challenge) if !challenge.is_empty() => Some(challenge),
+        _ => {
+            let fix = "write it like \"Bearer\" or \"Basic realm=shop\"";
+            table.mistake(span, "no `WWW-Authenticate` can say this", fix);
+            None
+        }
+    }
+}
+
+/// Where a key can be looked up: an address with a place for the key.
+fn status_url(table: &Table<'_>) -> Option<StatusUrl> {
+    let At { value, span } = table.text("status_url")?;
+    let url = StatusUrl::parse(&value);
+    if url.is_none() {
+        let fix = "write it like \"https://shop.example/operations/{key}\"";
+        table.mistake(span, "this is no http URL with one `{key}` behind its host", fix);
+    }
+    url
+}
+
 fn sending(table: &Table<'_>, base: &Sending) -> Sending {
     let most = base
         .reconcile
@@ -496,5 +523,6 @@ fn sending(table: &Table<'_>, base: &Sending) -> Sending {
             .boolean("upstream_deduplicates")
             .unwrap_or(base.deduplicates),
         reconcile,
+        status_url: status_url(table).or_else(|| base.status_url.clone()),
     }
 }

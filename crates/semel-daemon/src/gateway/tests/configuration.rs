@@ -107,6 +107,14 @@ fn each_mistake_says_what_to_write_instead() {
             "outside 400 to 499",
         ),
         (
+            "upstream = \"http://u\"\nanonymous = true\nstatus_url = \"https://shop.example/ops\"",
+            "no http URL with one `{key}`",
+        ),
+        (
+            "upstream = \"http://u\"\nprincipal_header = \"X-User\"\nchallenge = \"a\\nb\"",
+            "no `WWW-Authenticate` can say this",
+        ),
+        (
             "upstream = \"http://u\"\nauth_url = \"http://a\"",
             "nothing says where `auth_url` names the caller",
         ),

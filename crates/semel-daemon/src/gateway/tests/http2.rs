@@ -140,9 +140,14 @@ async fn te_trailers_reaches_an_http2_upstream() {
         }
     });
     let world = World::new(address, "upstream_http = \"2\"");
-    let mut call = post("a");
-    call.headers_mut().remove("idempotency-key");
-    let trailers = http::HeaderValue::from_static("trailers");
-    call.headers_mut().insert("te", trailers);
-    assert_eq!(world.send(call).await.header("x-te"), Some("trailers"));
+    for keyed in [false, true] {
+        let mut call = post("a");
+        if !keyed {
+            call.headers_mut().remove("idempotency-key");
+        }
+        let trailers = http::HeaderValue::from_static("trailers");
+        call.headers_mut().insert("te", trailers);
+        let answer = world.send(call).await;
+        assert_eq!(answer.header("x-te"), Some("trailers"), "keyed: {keyed}");
+    }
 }

@@ -356,6 +356,17 @@ async fn principals_do_not_share_answers_and_must_be_named_once() {
     assert_eq!(world.send(by(&["alice"])).await.body, "1");
     assert_eq!(world.send(by(&["bob"])).await.body, "2");
     assert_eq!(world.send(by(&["alice"])).await.body, "1");
+    for (challenge, shown) in [
+        ("", "Bearer"),
+        ("challenge = \"Basic realm=shop\"", "Basic realm=shop"),
+    ] {
+        let world = World::with(
+            upstream.address,
+            &format!("principal_header = \"X-User\"\n{challenge}"),
+        );
+        let refused = world.send(by(&[])).await;
+        assert_eq!(refused.header("www-authenticate"), Some(shown));
+    }
     for nobody in [&[][..], &[""], &["alice", "bob"]] {
         let refused = world.send(by(nobody)).await;
         assert_eq!(

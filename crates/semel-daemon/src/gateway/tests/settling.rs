@@ -51,6 +51,114 @@ async fn what_is_not_known_after_all_tries_is_held() {
     assert_eq!(upstream.count(), sent);
 }
 
+const DEDUPLICATES: &str = "upstream_deduplicates = true\ntotal_timeout_ms = 3000\ntrust_unavailable = true";
+
+/// What the first sending came to is not in the answer to the second.
+#[tokio::test]
+async fn an_answer_to_a_second_sending_that_says_nothing_of_the_first_is_not_believed() {
+    for (status, field) in [
+        ("429 Slow Down", "x: y"),
+        ("401 Who", "x: y"),
+        ("425 Early", "x: y"),
+        ("501 No", "x: y"),
+        ("503 Away", "retry-after: 1"),
+        ("409 Busy", "x: y"),
+        ("429 Slow Down", "semel-outcome: succeeded"),
+    ] {
+        let upstream = Upstream::start(move |n| match n {
+            1 => Does::Closes,
+            2 => answer(status, &[field], "not now"),
+            _ => answer("201 Created", &[], "done"),
+        })
+        .await;
+        let world = World::new(upstream.address, DEDUPLICATES);
+        let first = world.send(post("a")).await;
+        assert_eq!((first.status, first.outcome()), (201, "succeeded"), "{status}");
+        assert_eq!(upstream.count(), 3);
+    }
+}
+
+#[tokio::test]
+async fn what_no_sending_after_the_first_clears_up_is_unknown() {
+    let upstream = Upstream::start(|n| match n {
+        1 => Does::Closes,
+        _ => answer("409 Busy", &[], "in progress"),
+    })
+    .await;
+    let world = World::new(
+        upstream.address,
+        "upstream_deduplicates = true\ntotal_timeout_ms = 500",
+    );
+    let first = world.send(post("a")).await;
+    assert_eq!((first.status, first.outcome()), (502, "unknown"));
+    world.leases_end();
+    assert_eq!(world.send(post("a")).await.code(), "SEM0406");
+}
+
+/// gRPC says it behind the body, where nothing can be sent again.
+#[tokio::test]
+async fn a_word_on_the_key_is_believed_after_a_second_sending_and_a_grpc_status_is_not() {
+    for (status, fields, outcome) in [
+        ("429 No", &["semel-outcome: refused"][..], "refused"),
+        ("500 No", &["semel-not-executed: 1"], "refused"),
+        ("409 Taken", &["semel-outcome: refused"], "refused"),
+        ("409 Taken", &["semel-outcome: succeeded"], "succeeded"),
+        ("404 None", &[], "succeeded"),
+        (
+            "200 OK",
+            &["content-type: application/grpc", "grpc-status: 16"],
+            "unknown",
+        ),
+    ] {
+        let upstream = Upstream::start(move |n| match n {
+            1 => Does::Closes,
+            _ => answer(status, fields, ""),
+        })
+        .await;
+        let world = World::new(upstream.address, DEDUPLICATES);
+        let first = world.send(post("a")).await;
+        assert_eq!(first.outcome(), outcome, "{status} {fields:?}");
+        assert_eq!(upstream.count(), 2, "{status} {fields:?}");
+    }
+}
+
+/// The gateway that sent it is gone; nobody knows what the upstream did with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_after_a_lost_owner_is_a_second_sending() {
+    let upstream = Upstream::start(|n| match n {
+        1 => Does::Hangs(""),
+        2 => answer("429 Slow Down", &[], "not now"),
+        _ => answer("201 Created", &[], "done"),
+    })
+    .await;
+    let world = World::new(
+        upstream.address,
+        &format!("{DEDUPLICATES}\nowner_lost = \"rerun\""),
+    );
+    world.crashes_in(post("a"), &upstream);
+    world.leases_end();
+    let again = world.send(post("a")).await;
+    assert_eq!((again.status, again.outcome()), (201, "succeeded"));
+    assert_eq!(upstream.count(), 3);
+}
+
+#[tokio::test]
+async fn an_answer_whose_end_nobody_knows_says_where_the_key_can_be_looked_up() {
+    let upstream = Upstream::start(|_| Does::Closes).await;
+    let world = World::new(
+        upstream.address,
+        "status_url = \"https://shop.example/ops/{key}\"",
+    );
+    for status in [502, 409] {
+        let answer = world.send(post("\"a b\"")).await;
+        assert_eq!((answer.status, answer.outcome()), (status, "unknown"));
+        assert_eq!(
+            answer.header("link"),
+            Some("<https://shop.example/ops/a%20b>; rel=\"monitor\"")
+        );
+    }
+}
+
 fn reconciled_by(probe: &Upstream) -> String {
     format!(
         "reconcile_url = \"http://{}/what-became-of\"\nreconcile_ms_max = 5000",

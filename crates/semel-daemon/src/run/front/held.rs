@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use http::{HeaderValue, Response, StatusCode};
+use http::{HeaderValue, Response, StatusCode, Version};
 use hyper::body::{Body, Frame, SizeHint};
 
 use semel_http::{Body as Own, grpc};
@@ -47,10 +47,12 @@ impl Future for Serving {
                 stats.answered(response.status(), response.headers());
             }
         }
-        let response = match self.grpc.take() {
+        let mut response = match self.grpc.take() {
             Some(asked) => grpc::answer(response, *asked, || Reply::Own(Own::empty())),
             None => response,
         };
+        // The version is this hop's (RFC 9110, 2.5): under an upstream's HTTP/1.0 a body that breaks off would end like a whole one.
+        *response.version_mut() = Version::HTTP_11;
         // A request runs until its answer has been sent.
         let running = self.running.take();
         Poll::Ready(Ok(response.map(|reply| Held::new(reply, running))))

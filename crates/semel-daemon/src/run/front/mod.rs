@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use http::{Request, Response};
+use http::{Request, Response, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -32,7 +32,8 @@ use tokio_util::task::TaskTracker;
 
 use super::listen::accept;
 use crate::gateway::{
-    Answering, FrontConfig, Live, Peer, Refusal, Reply, Stats, coded, host_trouble, unknown_coding,
+    Answering, FrontConfig, Live, Peer, Refusal, Reply, Stats, TunnelPlace, coded, host_trouble,
+    unknown_coding,
 };
 
 pub(super) use guard::{Conn, Guard, Times};
@@ -161,10 +162,10 @@ impl Front {
     ) {
         let (front, settings) = (Arc::clone(self), Arc::clone(settings));
         tasks.spawn(async move {
-            let _place = place;
             let client = Client {
                 thread,
                 peer,
+                place: Arc::new(place),
                 conn: Arc::new(Conn::new(Some(Arc::clone(&front.stats)))),
                 front,
             };
@@ -224,6 +225,7 @@ struct Client {
     front: Arc<Front>,
     thread: usize,
     peer: SocketAddr,
+    place: Arc<Place>,
     conn: Arc<Conn>,
 }
 
@@ -259,11 +261,18 @@ impl Client {
             front,
             thread,
             peer,
+            place,
             conn,
         } = self;
         let who = Peer::new(peer.ip());
-        let service = service_fn(move |request: Request<Incoming>| {
+        let held = Arc::clone(&place);
+        let service = service_fn(move |mut request: Request<Incoming>| {
             let running = conn.begin();
+            if request.headers().contains_key(header::UPGRADE) {
+                // A tunnel goes on where the connection ends for hyper.
+                let place = TunnelPlace::new(Arc::<Place>::clone(&held));
+                request.extensions_mut().insert(place);
+            }
             let grpc = grpc::asked(request.headers());
             Serving::new(front.answer(request, thread, &who, &conn), running, grpc)
         });
@@ -273,6 +282,7 @@ impl Client {
         if let Err(error) = watcher.watch(connection).await {
             tracing::debug!(%peer, error = chain(&*error), "a connection broke");
         }
+        drop(place);
     }
 }
 

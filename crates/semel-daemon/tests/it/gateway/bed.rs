@@ -187,10 +187,21 @@ impl Bed {
 
     pub(super) async fn with(store: &str, lines: &str) -> Self {
         let upstream = Upstream::start().await;
+        let before = upstream.port;
+        Self::to(upstream, before, store, lines).await
+    }
+
+    /// The same before what listens on this port.
+    pub(super) async fn before(port: u16, lines: &str) -> Self {
+        let lines = format!("anonymous = true\n{lines}");
+        Self::to(Upstream::start().await, port, "memory:", &lines).await
+    }
+
+    async fn to(upstream: Upstream, before: u16, store: &str, lines: &str) -> Self {
         let port = free_port();
         let folder = Folder::new(&format!(
             "[store]\nurl = \"{store}\"\n{}",
-            gateway("api", port, upstream.port, lines)
+            gateway("api", port, before, lines)
         ));
         let daemon = folder.start().await;
         daemon.until_ready().await;

@@ -3,6 +3,7 @@
 use http::Request;
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::bed::{Bed, Raw, blocking};
 use crate::daemon::until;
@@ -233,6 +234,76 @@ async fn trailers_cross_in_both_directions() {
         .await;
     assert!(answer.contains("\r\n42\r\n"), "the upstream's: {answer}");
     assert!(answer.ends_with("x-back: 7\r\n\r\n"), "the client's: {answer}");
+}
+
+/// The first answer and its replay.
+#[tokio::test]
+async fn trailers_of_an_answer_to_a_request_with_a_key_reach_the_client() {
+    let bed = Bed::start("").await;
+    for replayed in [false, true] {
+        let answer = bed
+            .raw(&format!(
+                "POST /trailers HTTP/1.1\r\n{HEAD}TE: trailers\r\nConnection: close, te\r\nContent-Length: 2\r\n\r\n{{}}"
+            ))
+            .await;
+        assert_eq!(answer.contains("idempotent-replayed"), replayed, "{answer}");
+        assert!(answer.ends_with("x-back: 7\r\n\r\n"), "{answer}");
+    }
+    assert_eq!(bed.upstream.seen.requests(), ["POST /trailers"]);
+}
+
+/// Under the upstream's version nothing but the end of the connection would say where the body ends.
+#[tokio::test]
+async fn an_answer_of_http_1_0_that_breaks_off_is_seen_to_break_off() {
+    let upstream = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = upstream.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        loop {
+            let (mut stream, _) = upstream.accept().await.unwrap();
+            assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+            stream
+                .write_all(b"HTTP/1.0 200 OK\r\n\r\nhalf of it")
+                .await
+                .unwrap();
+            open.push(stream);
+        }
+    });
+    let lines = "answer_idle_ms = 300\ntotal_timeout_ms = 300\nresponse_bytes_max = 4";
+    let bed = Bed::before(port, lines).await;
+    for head in ["POST / HTTP/1.1\r\nIdempotency-Key: k", "PUT / HTTP/1.1"] {
+        let answer = bed
+            .raw(&format!("{head}\r\nHost: a\r\nContent-Length: 0\r\n\r\n"))
+            .await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        assert!(answer.contains("transfer-encoding: chunked\r\n"), "{answer}");
+        assert!(
+            answer.contains("half of it") && !answer.ends_with("0\r\n\r\n"),
+            "{answer}"
+        );
+    }
+}
+
+/// A tunnel is a connection like any other.
+#[tokio::test]
+async fn a_websocket_holds_its_place_among_the_connections() {
+    // One thread: another would take the place to wait for a client of its own.
+    let bed = Bed::start("connections_max = 1\nthreads = 1").await;
+    let port = bed.port;
+    blocking(move || {
+        let mut tunnel = Raw::connect(port);
+        tunnel.send("GET /echo HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\none");
+        tunnel.until("ONE");
+        let mut next = Raw::connect(port);
+        next.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
+        assert!(
+            next.silent_for(std::time::Duration::from_millis(300)),
+            "it was let in beside a tunnel"
+        );
+        tunnel.hang_up();
+        assert!(next.answer().ends_with("hello"));
+    })
+    .await;
 }
 
 #[tokio::test]
