@@ -16,7 +16,7 @@ use super::failed;
 use super::show::desk;
 use super::time;
 use crate::exit::Exit;
-use crate::{keys, out};
+use crate::{config, keys, out};
 
 /// `semel outbox rescan`.
 pub(super) async fn rescan(store: &dyn OutboxStore, args: &RescanArgs) -> Exit {
@@ -84,6 +84,19 @@ fn rescan_json(rescan: &Rescan, done: bool) -> Value {
     json!({ "events": rescan.rows, "shards": rescan.shards, "owned": owned, "done": done })
 }
 
+/// The relay that publishes the stream into a log, by the configuration.
+fn into_a_log(args: &ReplayArgs) -> Option<String> {
+    let from = &args.look.store;
+    // A store given by its URL may have no configuration beside it.
+    let config = config::load(&from.config.path).ok()?;
+    let relay = config.relays.into_iter().find(|relay| {
+        relay.sink.transaction_rows().is_some()
+            && relay.streams.contains(&args.stream)
+            && from.name.as_ref().is_none_or(|name| *name == relay.store)
+    })?;
+    Some(relay.name)
+}
+
 /// `semel outbox replay`.
 pub(super) async fn replay(store: &dyn OutboxStore, args: &ReplayArgs) -> Exit {
     let mut replay = match replay_of(args) {
@@ -93,6 +106,14 @@ pub(super) async fn replay(store: &dyn OutboxStore, args: &ReplayArgs) -> Exit {
             return Exit::Usage;
         }
     };
+    if let (IdsArg::Same, Some(relay)) = (args.ids, into_a_log(args)) {
+        out::error(format_args!(
+            "relay {relay} publishes the stream {} in Kafka transactions, which have each event once under its id and take no repeat: \
+             --ids fresh sends copies with ids of their own",
+            args.stream
+        ));
+        return Exit::Usage;
+    }
     match desk(store) {
         Ok(desk) => match desk.last_row().await {
             // What is copied lies behind it: a replay never meets its own copies, and ends while others write.

@@ -458,3 +458,25 @@ async fn replay_and_rescan_send_again_and_the_audit_finds_what_came_twice() {
     assert!(ids.iter().all(|id| again.contains(id)), "{again:?}");
     assert_eq!(daemon.stop().await.0, 0);
 }
+
+/// The relay would refuse each of them, and they would stand among what was set aside.
+#[tokio::test]
+async fn a_replay_into_kafka_transactions_is_refused_before_anything_is_copied() {
+    let folder = Folder::new(
+        "[store]\nurl = \"sqlite:shop.db\"\n[[relay]]\nname = \"orders\"\nstreams = [\"default\", \"more\"]\n\
+         sink.kafka = { brokers = [\"127.0.0.1:1\"], mode = \"transactional\", name = \"shop\" }\n",
+    );
+    let db = shop(&folder.file("shop.db")).await;
+    write(&db, "a", 1).await;
+    let replay = [&["replay", "--all"], &WHO[..]].concat();
+    let (_, stderr, code) = outbox(folder.path(), &replay);
+    assert!(
+        code == 2 && stderr.contains("relay orders") && stderr.contains("--ids fresh"),
+        "{stderr}"
+    );
+    let (_, stderr, code) = outbox(folder.path(), &[&replay[..], &["--ids", "fresh"]].concat());
+    assert!(
+        code == 4 && !stderr.contains("relay orders"),
+        "nothing was sent: {code} {stderr}"
+    );
+}
