@@ -219,12 +219,11 @@ mod tests {
         for (code, words, kind) in kinds {
             let error = direct_failed("claim", failure(code, words));
             assert_eq!(error.kind(), kind, "{code}: {error}");
-            let away = kind == ErrorKind::Unavailable;
-            assert_eq!(
-                error.is_outage(),
-                away,
+            assert!(
+                !error.is_outage(),
                 "a file that answers is there: {code}: {error}"
             );
+            assert_eq!(error.is_read_only(), code == 1032, "{code}: {error}");
         }
     }
 }

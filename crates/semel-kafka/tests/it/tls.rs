@@ -30,7 +30,6 @@ struct World {
     foreign_ca: PathBuf,
     client: KafkaCertificate,
     foreign_client: KafkaCertificate,
-    _folder: tempfile::TempDir,
 }
 
 fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
@@ -42,29 +41,29 @@ fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
 fn world() -> &'static World {
     static WORLD: OnceLock<World> = OnceLock::new();
     WORLD.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
         let (authority, foreign) = (Authority::new(), Authority::new());
         let (certificate_pem, key_pem) = authority.issue("127.0.0.1");
+        let kafka = GuardedKafka::start(&KafkaGuards {
+            certificate_pem,
+            key_pem,
+            clients_ca_pem: authority.pem.clone(),
+            user: USER.to_owned(),
+            password: PASSWORD.to_owned(),
+        });
+        let folder = kafka.folder();
         let certificate = |of: &Authority, name: &str| {
             let (certificate, key) = of.issue(name);
             KafkaCertificate {
-                cert_file: write(folder.path(), &format!("{name}.pem"), &certificate),
-                key_file: write(folder.path(), &format!("{name}.key"), &key),
+                cert_file: write(folder, &format!("{name}.pem"), &certificate),
+                key_file: write(folder, &format!("{name}.key"), &key),
             }
         };
         World {
             client: certificate(&authority, "orders"),
             foreign_client: certificate(&foreign, "stranger"),
-            ca: write(folder.path(), "ca.pem", &authority.pem),
-            foreign_ca: write(folder.path(), "foreign.pem", &foreign.pem),
-            kafka: GuardedKafka::start(&KafkaGuards {
-                certificate_pem,
-                key_pem,
-                clients_ca_pem: authority.pem,
-                user: USER.to_owned(),
-                password: PASSWORD.to_owned(),
-            }),
-            _folder: folder,
+            ca: write(folder, "ca.pem", &authority.pem),
+            foreign_ca: write(folder, "foreign.pem", &foreign.pem),
+            kafka,
         }
     })
 }

@@ -34,6 +34,12 @@ pub fn kafka() -> &'static KafkaServer {
 }
 
 impl KafkaServer {
+    /// Where it keeps its data.
+    #[must_use]
+    pub(super) fn folder(&self) -> &Path {
+        self.guard.dir()
+    }
+
     /// Starts a node of one's own, for tests that kill it.
     ///
     /// # Panics

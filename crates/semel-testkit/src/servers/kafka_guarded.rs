@@ -61,6 +61,13 @@ impl GuardedKafka {
             sasl,
         }
     }
+
+    /// A folder for what goes with it, such as its clients' certificates: it goes when the node does, also in a static that is never
+    /// dropped.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.server.folder()
+    }
 }
 
 fn properties(root: &Path, guards: &KafkaGuards) -> String {
