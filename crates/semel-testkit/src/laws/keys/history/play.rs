@@ -217,7 +217,17 @@ impl<'a> History<'a> {
                     self.model.settle_many(&ours).await,
                     store.settle_many(&theirs).await,
                 );
+                let stored: Vec<bool> = replies
+                    .1
+                    .iter()
+                    .map(|reply| matches!(reply, Ok(LeaseReply::Ok(_))))
+                    .collect();
                 compare_leases(replies.0, replies.1)?;
+                for (settled, _) in theirs.iter().zip(stored).filter(|(_, stored)| *stored) {
+                    if let Verdict::Happened(_) = settled.verdict {
+                        self.is_done(&settled.key, settled.keep);
+                    }
+                }
             }
             Call::Read => {
                 let records = (
