@@ -87,16 +87,7 @@ mod of_postgres {
                 out::data(as_json(now.as_ref(), then, copied, &waits, false));
             } else {
                 out::data(shown);
-                for wait in &waits {
-                    let since = wait
-                        .age_ms
-                        .map(|ms| format!(" for {}", age(ms)))
-                        .unwrap_or_default();
-                    out::note(format_args!(
-                        "{}{since}: {}; {}",
-                        wait.who, wait.detail, wait.advice
-                    ));
-                }
+                show::note_holds(&waits);
                 out::note("nothing was changed");
             }
             return Exit::Ok;
@@ -214,15 +205,11 @@ mod of_postgres {
         waits: &[Hold],
         done: bool,
     ) -> Value {
-        let waits: Vec<Value> = waits
-            .iter()
-            .map(|wait| json!({ "who": wait.who, "age_ms": wait.age_ms, "detail": wait.detail, "advice": wait.advice }))
-            .collect();
         json!({
             "before": now.map(|now| json!({ "width_ms": now.width_ms, "ahead": now.premake })),
             "after": then.map(|then| json!({ "width_ms": millis(then.width), "ahead": then.ahead })),
             "copied": rows,
-            "waits": waits,
+            "waits": show::holds_json(waits),
             "done": done,
         })
     }

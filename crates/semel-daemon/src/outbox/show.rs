@@ -5,8 +5,8 @@ use semel_core::StoreError;
 use semel_core::Timestamp;
 use semel_core::relay::event_json;
 use semel_core::store::{
-    Backlog, DeskEntry, DeskQuery, DeskRow, ExceptionKind, OutboxDesk, OutboxStore, Partitions, ShardBacklog,
-    ShardStanding, Standing, Wish, no_desk,
+    Backlog, DeskEntry, DeskQuery, DeskRow, ExceptionKind, Hold, OutboxDesk, OutboxStore, Partitions,
+    ShardBacklog, ShardStanding, Standing, Wish, no_desk,
 };
 use serde_json::{Value, json};
 
@@ -100,16 +100,7 @@ pub(super) async fn shards(store: &dyn OutboxStore, as_json: bool) -> Exit {
                 }
                 if let Some(found) = &partitions {
                     out::note(in_partitions(found));
-                    for wait in &found.waits {
-                        let since = wait
-                            .age_ms
-                            .map(|ms| format!(" for {}", age(ms)))
-                            .unwrap_or_default();
-                        out::note(format_args!(
-                            "{}{since}: {}; {}",
-                            wait.who, wait.detail, wait.advice
-                        ));
-                    }
+                    note_holds(&found.waits);
                 }
             }
             Exit::Ok
@@ -143,12 +134,7 @@ fn partitions_json(found: &Partitions) -> Value {
             })
         })
         .collect();
-    let waits: Vec<Value> = found
-        .waits
-        .iter()
-        .map(|wait| json!({ "who": wait.who, "age_ms": wait.age_ms, "detail": wait.detail, "advice": wait.advice }))
-        .collect();
-    json!({ "width_ms": found.width_ms, "parts": parts, "waits": waits })
+    json!({ "width_ms": found.width_ms, "parts": parts, "waits": holds_json(&found.waits) })
 }
 
 /// Both views of an outbox.
@@ -487,4 +473,24 @@ fn entry_json(it: &DeskEntry) -> Value {
         "why": it.why,
         "before": before,
     })
+}
+
+/// Says of each who it is, for how long, and what to do about it.
+pub(super) fn note_holds(holds: &[Hold]) {
+    for hold in holds {
+        let since = hold
+            .age_ms
+            .map(|ms| format!(" for {}", age(ms)))
+            .unwrap_or_default();
+        out::note(format_args!(
+            "{}{since}: {}; {}",
+            hold.who, hold.detail, hold.advice
+        ));
+    }
+}
+
+/// The same for machines.
+pub(super) fn holds_json(holds: &[Hold]) -> Vec<Value> {
+    let each = |hold: &Hold| json!({ "who": hold.who, "age_ms": hold.age_ms, "detail": hold.detail, "advice": hold.advice });
+    holds.iter().map(each).collect()
 }

@@ -11,7 +11,7 @@ use semel_core::host::random_16;
 use semel_core::key::hex;
 use semel_core::model::MemoryKeys;
 use semel_core::store::Replies;
-use semel_core::{Clock as _, Fingerprint, Key, KeyStore, Scope, StoredOutcome, Timestamp};
+use semel_core::{Clock as _, Fingerprint, Key, KeyStore, Scope, StoreError, StoredOutcome, Timestamp};
 
 use super::super::World;
 use super::call::{Asked, Call, Held, KEYS, NONCES};
@@ -135,11 +135,7 @@ impl<'a> History<'a> {
                     self.model.complete_many(&ours).await,
                     store.complete_many(&theirs).await,
                 );
-                let stored: Vec<bool> = replies
-                    .1
-                    .iter()
-                    .map(|reply| matches!(reply, Ok(LeaseReply::Ok(_))))
-                    .collect();
+                let stored = stored(&replies.1);
                 compare_leases(replies.0, replies.1)?;
                 for (done, _) in theirs.iter().zip(stored).filter(|(_, stored)| *stored) {
                     self.is_done(&done.key, done.keep);
@@ -217,11 +213,7 @@ impl<'a> History<'a> {
                     self.model.settle_many(&ours).await,
                     store.settle_many(&theirs).await,
                 );
-                let stored: Vec<bool> = replies
-                    .1
-                    .iter()
-                    .map(|reply| matches!(reply, Ok(LeaseReply::Ok(_))))
-                    .collect();
+                let stored = stored(&replies.1);
                 compare_leases(replies.0, replies.1)?;
                 for (settled, _) in theirs.iter().zip(stored).filter(|(_, stored)| *stored) {
                     if let Verdict::Happened(_) = settled.verdict {
@@ -425,6 +417,12 @@ fn pairs<R>(model: Replies<R>, store: Replies<R>) -> impl Iterator<Item = (R, R)
         .into_iter()
         .map(Result::unwrap)
         .zip(store.into_iter().map(Result::unwrap))
+}
+
+/// Which of them were carried out.
+fn stored(replies: &[Result<LeaseReply, StoreError>]) -> Vec<bool> {
+    let ok = |reply: &Result<LeaseReply, StoreError>| matches!(reply, Ok(LeaseReply::Ok(_)));
+    replies.iter().map(ok).collect()
 }
 
 fn compare_leases(model: Replies<LeaseReply>, store: Replies<LeaseReply>) -> Result<(), String> {
